@@ -20,8 +20,8 @@ from outrider.export.kinds import TEXT_GENERATION, task_of
 from outrider.export.probe import refuse_untraceable
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
-from outrider.export.weights.packed import PackedLayout, packed_layout
-from outrider.export.weights.unpacked import load_unpacked
+from outrider.export.weights.packed.matrices import PackedLayout, packed_layout
+from outrider.export.weights.packed.model import load_unpacked
 from safetensors import SafetensorError, safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -48,6 +48,13 @@ class Checkpoint:
     facts: ModelFacts
     task: str
     packed: PackedLayout | None = None
+
+    def within(self, max_context: int) -> Checkpoint:
+        """Return the checkpoint for texts of so many tokens at most, from which a wider window hides nothing."""
+        window = self.facts.window
+        if window is None or window < max_context:
+            return self
+        return replace(self, facts=replace(self.facts, window=None))
 
     def num_weight_bytes(self) -> int:
         """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""
@@ -89,24 +96,29 @@ class Checkpoint:
         )
         try:
             with _without_progress_bars():
-                if self.packed is not None:
-                    return load_unpacked(
-                        model_class, self.config, self.path, self.packed, kind
-                    ).eval()
-                model, report = model_class.from_pretrained(
-                    self.path,
-                    dtype=kind,
-                    local_files_only=True,
-                    use_safetensors=True,
-                    ignore_mismatched_sizes=True,
-                    output_loading_info=True,
-                    # PyTorch's grouped products want rows of 16 bytes, which experts need not have.
-                    experts_implementation="eager",
-                )
+                model, report = self._from_files(model_class, kind)
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
         self._refuse_unlike(report)
         return model.eval()
+
+    def _from_files(
+        self, model_class: Any, kind: torch.dtype
+    ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+        """Return the model of a class and what Transformers found missing."""
+        if self.packed is not None:
+            return load_unpacked(model_class, self.config, self.path, self.packed, kind)
+        found: tuple[PreTrainedModel, Mapping[str, Any]] = model_class.from_pretrained(
+            self.path,
+            dtype=kind,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            # PyTorch's grouped products want rows of 16 bytes, which experts need not have.
+            experts_implementation="eager",
+        )
+        return found
 
     def _refuse_unlike(self, report: Mapping[str, Any]) -> None:
         """Refuse weights that Transformers would fill with random numbers."""
@@ -147,33 +159,35 @@ def _without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def open_checkpoint(path: Path, *, max_context: int, max_source: int | None = None) -> Checkpoint:
+def open_checkpoint(
+    path: Path, *, max_context: int | None, max_source: int | None = None
+) -> Checkpoint:
     """Return the checkpoint at ``path``, or refuse it by its configuration.
 
     Args:
         path: a folder.
-        max_context: tokens of a text at most.
+        max_context: tokens of a text at most; None for whatever the model can.
         max_source: tokens of a source at most, for models with an encoder; None for ``DEFAULT_MAX_SOURCE``, or
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds``), weights quantised in a way that is not read, fewer
-            positions than ``max_context`` or ``max_source``, or no configuration at all; says which.
+        BundleError: a kind that cannot be exported (see ``kinds`` and ``probe``), weights quantised in a way that is
+            not read, fewer positions than ``max_context`` or ``max_source``, or a broken folder; says which.
     """
     config = read_config(path)
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
     facts = _facts(path, config)
-    _refuse_limits(path.name, facts, max_context)
-    if facts.window is not None and facts.window >= max_context:
-        facts = replace(facts, window=None)
+    if max_context is not None:
+        _refuse_limits(path.name, facts, max_context)
     if task == TEXT_GENERATION:
         refuse_untraceable(path.name, config, facts)
     if facts.source is not None:
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
     check_weight_files(path)
-    return Checkpoint(path=path, config=config, facts=facts, task=task, packed=packed)
+    opened = Checkpoint(path=path, config=config, facts=facts, task=task, packed=packed)
+    return opened if max_context is None else opened.within(max_context)
 
 
 def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:

@@ -17,6 +17,9 @@ from optimum.utils import (
 )
 from transformers import GenerationConfig, PretrainedConfig
 
+UNLIMITED_POSITIONS = 1 << 30
+"""Positions of a model whose configuration names no limit."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFacts:
@@ -97,6 +100,9 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
 
 def has_experts(config: PretrainedConfig) -> bool:
     """Return whether a configuration counts experts, by whatever name: so many in a layer, or chosen by a token."""
+    # Doge's counts are there where it has none.
+    if getattr(config, "is_moe", None) is False:
+        return False
     return any(
         "expert" in name and isinstance(value, int) and value > 0 and value is not True
         for name, value in config.to_dict().items()
@@ -153,7 +159,7 @@ def _head_size(config: PretrainedConfig, sizes: Any) -> int:
 
 
 def _max_position(config: PretrainedConfig) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or 1 << 30)
+    return int(getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS)
 
 
 def _window(config: PretrainedConfig) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle.manifest import NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
@@ -26,9 +26,10 @@ from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
+from outrider.export.weights.given_text import given_text
 from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
-from outrider.export.weights.kept_blocks import keep_blocks
-from outrider.export.weights.packed import PACKED_KINDS
+from outrider.export.weights.packed.blocks import keep_blocks
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.shared_data import share_data
 from outrider.export.weights.w8a8 import INTEGER_KINDS, quantize_static
 from transformers import PreTrainedModel
@@ -62,12 +63,14 @@ class Part:
         name: "target" or "draft".
         weights: one of ``WEIGHT_KINDS`` or, as the checkpoint has packed them, of ``PACKED_KINDS``.
         precision: what accelerators compute in; empty where there are no graphs for them.
+        calibration: rows [B, T] int64 of text that integers are rounded by; None for text that the model writes.
     """
 
     name: str
     checkpoint: Checkpoint
     weights: str
     precision: str
+    calibration: IntArray | None = None
 
 
 def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
@@ -196,6 +199,7 @@ class _Export:
             max_gamma=sizes.max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
             tolerance=tolerance,
+            report=self._progress.steps(f"{self._part.name}: cases compared"),
         )
 
     def _stored(self, reference: Reference, halves_tolerance: float | None) -> dict[str, object]:
@@ -292,18 +296,21 @@ def halved_logits(part: Part, max_gamma: int) -> tuple[str, FloatArray]:
 
 def _store(part: Part, path: Path, progress: Progress) -> None:
     """Rewrite the canonical graph with the weights that were asked for."""
-    checkpoint, steps = part.checkpoint, progress.steps(f"{part.name}: products")
+    checkpoint, steps = part.checkpoint, progress.steps(f"{part.name}: weights")
+    facts, text = checkpoint.facts, None
+    if part.calibration is not None:
+        text = given_text(path, facts, part.calibration)
     if part.weights == W8A8:
-        count = quantize_static(path, checkpoint.facts)
+        count = quantize_static(path, facts, text, steps)
         progress.tell(f"{part.name}: {count} products take 8-bit activations")
     elif part.weights in INTEGER_KINDS:
-        quantize_file(path, part.weights, checkpoint.facts)
+        quantize_file(path, part.weights, facts, text, steps)
     elif part.weights in PACKED_KINDS:
         assert checkpoint.packed is not None
         count = keep_blocks(path, checkpoint.path, checkpoint.packed, steps)
         progress.tell(f"{part.name}: {count} products keep the checkpoint's blocks")
     else:
-        store_halves(path, part.weights)
+        store_halves(path, part.weights, steps)
 
 
 def _share(part: Part, path: Path) -> None:

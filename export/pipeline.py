@@ -19,13 +19,16 @@ from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifes
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
+from outrider.export.context import default_context, machine_memory_bytes
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.hub import Located, locate
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
 from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.scratch import scratch_folder
-from outrider.export.vocabulary import check_tokens, write_texts
+from outrider.export.vocabulary import check_tokens, prompt_tokenizer, write_texts
+from outrider.export.weights.given_text import read_rows
+from outrider.export.weights.w8a8 import INTEGER_KINDS
 
 # Weights are written as the checkpoint has them, then as the bundle wants them. Of a checkpoint that has 16 bits and
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
@@ -41,11 +44,12 @@ def export_bundle(
     out: Path,
     weights: str | None = None,
     draft_weights: str | None = None,
-    max_context: int = 1024,
+    max_context: int | None = None,
     max_source: int | None = None,
     max_batch: int = 8,
     max_gamma: int = 8,
     max_tree_nodes: int = 64,
+    calibration_text: Path | None = None,
     progress: Callable[[str], None],
     report: Callable[[str, int, int], None] | None = None,
 ) -> Bundle:
@@ -55,7 +59,7 @@ def export_bundle(
         target: checkpoint folder, or a name on the Hub (see ``hub.locate``).
         draft: that of the draft model, or None for a bundle without one.
         out: folder to make; it must not exist.
-        max_context: tokens of one slot that may ever be valid.
+        max_context: tokens of one slot that may ever be valid; None for as many as ``context.default_context`` says.
         max_source: tokens of a source at most, where the target has an encoder; None for 512, or as many
             positions as the encoders know.
         max_batch: slots at most.
@@ -65,6 +69,7 @@ def export_bundle(
         weights: storage of the target's weights, one of ``WEIGHT_KINDS``; None for float32 or, where they are packed as
             integers, for the checkpoint's own.
         draft_weights: of the draft's; None for the same.
+        calibration_text: file of text that integer weights are rounded by; None for text that the models write.
         progress: called at the start of each stage, with its name.
         report: called with a long phase's name, how many of its steps are done and of how many.
 
@@ -73,7 +78,7 @@ def export_bundle(
             too full, or a graph does not answer as the checkpoint does or takes no tree mask.
     """
     sizes = Sizes(
-        max_context=max_context,
+        max_context=max_context or 0,
         max_batch=max_batch,
         max_gamma=max_gamma,
         max_tree_nodes=max_tree_nodes,
@@ -89,7 +94,15 @@ def export_bundle(
     check_tokens(checkpoints)
     kinds = {"target": weights, "draft": draft_weights or weights}
     parts = {name: make_part(name, one, kinds[name]) for name, one in checkpoints.items()}
+    if calibration_text is not None:
+        parts = _calibrated(parts, calibration_text)
     sources = {name: one.source for name, one in located.items() if one.source}
+    if max_context is None:
+        sizes = replace(sizes, max_context=_default_context(checkpoints, max_batch, told))
+        parts = {
+            name: replace(part, checkpoint=part.checkpoint.within(sizes.max_context))
+            for name, part in parts.items()
+        }
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_disk(out.parent, checkpoints.values())
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
@@ -106,6 +119,36 @@ def _locate(asked: Mapping[str, Path], progress: Progress) -> dict[str, Located]
         if one.source:
             progress.tell(f"{name}: {one.source}")
     return located
+
+
+def _calibrated(parts: Mapping[str, Part], text: Path) -> dict[str, Part]:
+    """Return the models with rows of a text for those whose weights are rounded by it.
+
+    Raises:
+        BundleError: none is, or the text is none or too short.
+    """
+    rounded = [name for name, part in parts.items() if part.weights in INTEGER_KINDS]
+    if not rounded:
+        raise BundleError(
+            f"calibration_text: only weights {', '.join(INTEGER_KINDS)} are rounded by a text"
+        )
+    rows = read_rows(text, prompt_tokenizer(parts["target"].checkpoint))
+    return {
+        name: replace(part, calibration=rows) if name in rounded else part
+        for name, part in parts.items()
+    }
+
+
+def _default_context(
+    checkpoints: Mapping[str, Checkpoint], max_batch: int, progress: Progress
+) -> int:
+    found, words = default_context(
+        {name: one.facts for name, one in checkpoints.items()},
+        max_batch=max_batch,
+        memory_bytes=machine_memory_bytes(),
+    )
+    progress.tell(words)
+    return found
 
 
 def _write(
@@ -168,6 +211,8 @@ def _check_arguments(out: Path, kinds: Iterable[str | None], sizes: Sizes) -> No
     for kind in kinds:
         if kind is not None and kind not in WEIGHT_KINDS:
             raise BundleError(f"weights {kind!r} are not one of {', '.join(WEIGHT_KINDS)}")
+    if sizes.max_context == 1 or sizes.max_context < 0:
+        raise BundleError("max_context must be at least 2")
     if sizes.max_batch < 1 or sizes.max_gamma < 0:
         raise BundleError("max_batch must be at least 1 and max_gamma at least 0")
     if sizes.max_tree_nodes < 0 or sizes.max_tree_nodes == 1:

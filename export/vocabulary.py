@@ -31,6 +31,12 @@ def check_tokens(checkpoints: Mapping[str, Checkpoint]) -> None:
             _check_same_tokens(sources, draft_sources)
 
 
+def prompt_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """Return what makes prompts of a checkpoint tokens: where it has an encoder, the tokenizer of sources."""
+    answers, sources = _tokenizers(checkpoint)
+    return answers if sources is None else sources
+
+
 def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer | None]:
     """Return a checkpoint's tokenizers of answers and, where it has an encoder, of sources."""
     if checkpoint.facts.source is None:

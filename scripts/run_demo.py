@@ -21,6 +21,7 @@ from scripts.bench.tools.results import ROOT
 from scripts.soak.server import outrider, running_server
 
 PROMPT = "def read_lines(path, encoding=None):\n"
+CONTEXT = 1024
 SENTENCE = "translate English to German: The file could not be opened for reading."
 
 
@@ -49,7 +50,8 @@ def ensure_bundle(bundle: Path, pair: Path, weights: str) -> None:
     shutil.rmtree(bundle, ignore_errors=True)
     bundle.parent.mkdir(parents=True, exist_ok=True)
     models = ("--target", str(sources[0]), "--draft", str(sources[1]))
-    export = outrider("export", *models, "--out", str(bundle), "--weights", weights)
+    limits = ("--weights", weights, "--max-context", str(CONTEXT))
+    export = outrider("export", *models, "--out", str(bundle), *limits)
     subprocess.run(export, check=True, cwd=ROOT)
 
 

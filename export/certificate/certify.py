@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outrider.export.certificate.parity import (
     float32_tolerance,
     prepare_parity,
 )
+from outrider.export.certificate.parity_cases import parity_cases
 from outrider.export.certificate.reference import Reference
 from outrider.export.certificate.tree_parity import (
     TREE_FILES,
@@ -24,9 +26,10 @@ from outrider.export.certificate.tree_parity import (
 )
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.facts import ModelFacts
+from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
-from outrider.export.weights.packed import PACKED_KINDS
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from transformers import PreTrainedModel
 
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
@@ -53,18 +56,32 @@ def certify(
     max_gamma: int,
     max_tree_nodes: int,
     tolerance: float | None,
+    report: Steps = untold,
 ) -> dict[str, object]:
     """Return the certificate of a canonical graph and of all graphs beside it.
 
     The model is the reference. Without a tolerance differences are recorded and not judged; without tree
-    graphs ``max_tree_nodes`` is 0.
+    graphs ``max_tree_nodes`` is 0. ``report`` is told of the cases that were compared.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
     """
+    others = map(path.with_name, (GROUPED_FILE, DEVICE_FILE))
+    graphs = [path, *(other for other in others if other.exists())]
+    num_cases = len(graphs) * len(parity_cases(facts, max_gamma, seed=0))
+    counter = itertools.count(1)
 
     def judge(graph: Path) -> dict[str, object]:
-        found = dict(check_parity(model, graph, facts, max_gamma=max_gamma, tolerance=tolerance))
+        found = dict(
+            check_parity(
+                model,
+                graph,
+                facts,
+                max_gamma=max_gamma,
+                tolerance=tolerance,
+                compared=lambda: report(next(counter), num_cases),
+            )
+        )
         if max_tree_nodes and graph.name in TREE_FILES:
             found |= check_tree_parity(
                 model, graph, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance
@@ -72,10 +89,7 @@ def certify(
         return found
 
     certificate = judge(path)
-    for other in map(path.with_name, (GROUPED_FILE, DEVICE_FILE)):
-        if other.exists():
-            certificate[other.stem] = judge(other)
-    return certificate
+    return certificate | {other.stem: judge(other) for other in graphs[1:]}
 
 
 def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, object]]:

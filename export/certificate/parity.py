@@ -6,7 +6,7 @@ raggedness, rollback and who had a row before must not change logits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ class CaseResult:
     num_compared: int
 
 
+def _nothing() -> None: ...
+
+
 def check_parity(
     model: PreTrainedModel | Reference,
     path: Path,
@@ -54,12 +57,13 @@ def check_parity(
     tolerance: float | None = FLOAT32_TOLERANCE,
     seed: int = 0,
     exact_blocks: bool = False,
+    compared: Callable[[], None] = _nothing,
 ) -> Mapping[str, object]:
     """Return the certificate of a graph: per case the worst logit difference and the greedy agreement.
 
     The model is the reference. A verification's span is max_gamma + 1 tokens. Without a tolerance differences
     are recorded and not judged, as for quantised weights. With ``exact_blocks`` products with blocks of integers are
-    float32, else as they are served.
+    float32, else as they are served. ``compared`` is called after each case.
 
     Raises:
         BundleError: a case lies beyond the tolerance, or is not a number.
@@ -73,6 +77,7 @@ def check_parity(
         tolerance=tolerance,
         seed=seed,
         exact_blocks=exact_blocks,
+        compared=compared,
     )
 
 
@@ -141,6 +146,7 @@ def _check_cases(
     tolerance: float | None,
     seed: int,
     exact_blocks: bool = False,
+    compared: Callable[[], None] = _nothing,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": tolerance, "seed": seed}
     rows = len(certified_prompts(facts, max_gamma, seed))
@@ -158,6 +164,7 @@ def _check_cases(
             for extend, logits in case.run(runner)
         ]
         certificate[name] = judged(name, results, path, tolerance)
+        compared()
     if (beyond := window_case(facts, max_gamma, seed)) is not None:
         found = compare_logits(beyond.run(runner), beyond.expected(reference))
         certificate["window"] = judged("window", [found], path, tolerance)

@@ -28,7 +28,7 @@ from outrider.export.tensorrt.graph import PRECISIONS
 from outrider.export.tensorrt.network import PlanJob, Report, build_plan
 from outrider.export.tensorrt.parts import PlanPart, plan_parts
 from outrider.export.weights.float8 import FLOAT8, LEAST_CAPABILITY
-from outrider.export.weights.packed import PACKED_KINDS
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.w8a8 import INTEGER_KINDS
 
 _HASH_LETTERS = 12

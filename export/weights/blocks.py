@@ -20,6 +20,7 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
+from outrider.export.progress import Steps, untold
 from outrider.export.weights.rounding import Int8Array, round_by_activations, round_to_nearest
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 from outrider.export.weights.written_text import WrittenText, observe, write_text
@@ -57,16 +58,24 @@ class Blocks:
         return ir.PackedTensor(packed, kind, shape=ir.Shape(integers.shape), name=name)
 
 
-def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int:
+def quantize_file(
+    path: Path,
+    kind: str,
+    facts: ModelFacts | None = None,
+    text: WrittenText | None = None,
+    report: Steps = untold,
+) -> int:
     """Rewrite the canonical graph at ``path`` with MatMul weights of ``kind``; return how many.
 
     ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise. With the facts
-    of its model, weights are rounded by the activations on text that the model writes, else to nearest.
+    of its model, weights are rounded by the activations on ``text`` or, without one, on text that the model writes;
+    else to nearest. ``report`` is told of the nodes that were seen to.
 
     Raises:
         BundleError: no weight could be quantised.
     """
-    text = None if facts is None else write_text(path, facts)
+    if facts is not None and text is None:
+        text = write_text(path, facts)
     total = 0
     for one in canonical_graphs(path):
         model = load_widened(one)
@@ -74,7 +83,7 @@ def quantize_file(path: Path, kind: str, facts: ModelFacts | None = None) -> int
         activations = None
         if facts is not None and text is not None:
             activations = product_activations(model.graph, one, facts, text)
-        count = quantize_graph(model.graph, BITS[kind], activations)
+        count = quantize_graph(model.graph, BITS[kind], activations, report)
         if count == 0:
             raise BundleError(f"{one.name}: no MatMul weight with K a multiple of 32")
         save_over(model, one)
@@ -99,16 +108,18 @@ def product_activations(
 
 
 def quantize_graph(
-    graph: ir.Graph, bits: int, activations: Mapping[str, FloatArray] | None = None
+    graph: ir.Graph,
+    bits: int,
+    activations: Mapping[str, FloatArray] | None = None,
+    report: Steps = untold,
 ) -> int:
     """Store every MatMul weight of a graph without Gemm nodes in blocks, in place; return how many.
 
     ``activations`` are those of ``product_activations``; None rounds to nearest.
     """
-    done = 0
-    for node in list(graph):
-        if node.op_type != "MatMul":
-            continue
+    done, products = 0, [node for node in graph if node.op_type == "MatMul"]
+    for index, node in enumerate(products, start=1):
+        report(index, len(products))
         weight, left = constant_weight(node.inputs[1]), node.inputs[0]
         if weight is None or left is None or _is_router(node):
             continue

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.export.graph.edits import put_tensor
 from outrider.export.graph.position_tables import is_position_table
+from outrider.export.progress import Steps, untold
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 
 FLOAT16, BFLOAT16 = "float16", "bfloat16"
@@ -22,10 +23,11 @@ HALF_TYPES = {FLOAT16: ir.DataType.FLOAT16, BFLOAT16: ir.DataType.BFLOAT16}
 """Kinds of weights in 16 bits, and their types."""
 
 
-def store_halves(path: Path, kind: str) -> int:
+def store_halves(path: Path, kind: str, report: Steps = untold) -> int:
     """Rewrite the graph at ``path`` with its matrices as ``kind``, one of ``HALF_TYPES``; return how many.
 
-    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise.
+    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise. ``report`` is
+    told of the constants that are written.
 
     Raises:
         BundleError: a weight is beyond the range of float16, or there is none.
@@ -38,7 +40,7 @@ def store_halves(path: Path, kind: str) -> int:
             _store(model.graph, value, kind, one.parent.name)
         if not matrices:
             raise BundleError(f"{one.parent.name}: no weight matrix in the graph")
-        save_over(model, one)
+        save_over(model, one, report)
         total += len(matrices)
     return total
 

@@ -23,6 +23,7 @@ from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.manifest import W8A8
 from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import constant, put
+from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import (
     BITS,
     constant_weight,
@@ -33,7 +34,7 @@ from outrider.export.weights.blocks import (
 )
 from outrider.export.weights.rounding import Int8Array, restore, round_by_activations
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
-from outrider.export.weights.written_text import write_text
+from outrider.export.weights.written_text import WrittenText, write_text
 
 INTEGER_KINDS = (*BITS, W8A8)
 """Kinds of weights that are stored as integers."""
@@ -51,26 +52,31 @@ _REACHES = np.linspace(0.2, 1.0, 33)
 _NUM_JUDGED = 256
 
 
-def quantize_static(path: Path, facts: ModelFacts) -> int:
+def quantize_static(
+    path: Path, facts: ModelFacts, text: WrittenText | None = None, report: Steps = untold
+) -> int:
     """Rewrite the canonical graph at ``path``; return how many products take 8-bit activations.
+
+    They are measured on ``text`` or, without one, on text that the model writes. ``report`` is told of the norms, then
+    of the other products, that were seen to.
 
     ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise.
 
     Raises:
         BundleError: no product of a graph takes 8-bit activations within ``MOST_ERROR``.
     """
-    text, total = write_text(path, facts), 0
+    text, total = text or write_text(path, facts), 0
     for one in canonical_graphs(path):
         model = load_widened(one)
         split_gemms(model.graph)
         activations = product_activations(model.graph, one, facts, text)
-        count = quantize_products(model.graph, activations)
+        count = quantize_products(model.graph, activations, report)
         if count == 0:
             raise BundleError(
                 f"{one.parent.name}/{one.name}: no product takes 8-bit activations within "
                 f"{MOST_ERROR:.0%} of error; export with --weights int8"
             )
-        quantize_graph(model.graph, 8, activations)
+        quantize_graph(model.graph, 8, activations, report)
         save_over(model, one)
         total += count
     return total
@@ -112,13 +118,16 @@ def normed_products(graph: ir.Graph) -> Iterator[NormedProducts]:
             yield NormedProducts(node, tuple(reader for reader, _ in readers))
 
 
-def quantize_products(graph: ir.Graph, activations: Mapping[str, FloatArray]) -> int:
+def quantize_products(
+    graph: ir.Graph, activations: Mapping[str, FloatArray], report: Steps = untold
+) -> int:
     """Compute products behind norms from int8, in place, where they change little; return how many.
 
     ``activations`` [rows, K] float32 are by the name of a product's input.
     """
-    count = 0
-    for found in list(normed_products(graph)):
+    count, norms = 0, list(normed_products(graph))
+    for index, found in enumerate(norms, start=1):
+        report(index, len(norms))
         given, weights = activations[found.name], found.weights
         factors = evening_factors(given, weights)
         evened = given / factors

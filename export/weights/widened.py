@@ -16,6 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.graph.edits import put_tensor
+from outrider.export.progress import Steps, untold
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _KEPT = ".kept"
@@ -102,10 +103,18 @@ def canonical_graphs(path: Path) -> list[Path]:
     return [path, encode] if encode.exists() else [path]
 
 
-def save_over(model: ir.Model, path: Path) -> None:
-    """Write a graph to ``path`` and its constants to ``path``.data, which it may still be reading from."""
+def save_over(model: ir.Model, path: Path, report: Steps = untold) -> None:
+    """Write a graph to ``path`` and its constants to ``path``.data, which it may still be reading from.
+
+    ``report`` is told of the constants that are written.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         written = Path(folder) / path.name
-        ir.save(model, written, external_data=f"{path.name}.data")
+        ir.save(
+            model,
+            written,
+            external_data=f"{path.name}.data",
+            callback=lambda _, info: report(info.index + 1, info.total),
+        )
         for name in os.listdir(folder):
             os.replace(Path(folder) / name, path.with_name(name))

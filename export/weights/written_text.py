@@ -21,7 +21,7 @@ from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
 from outrider.export.facts import ModelFacts, SourceFacts
 
-_NUM_ROWS, _NUM_TOKENS = 16, 128
+NUM_ROWS, NUM_TOKENS = 16, 128
 _OBSERVED_FILE = "observed.onnx"
 
 
@@ -47,34 +47,41 @@ def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> WrittenText:
     generator = np.random.default_rng(seed)
     if facts.source is None:
         return WrittenText(_answers(path, facts, None, generator))
-    shape = (_NUM_ROWS, _NUM_TOKENS)
+    shape = (NUM_ROWS, NUM_TOKENS)
     drawn = generator.integers(0, facts.source.vocab_size, shape, dtype=np.int64)
     first = _answers(path, facts, _as_sources(drawn, facts.source), generator)
     sources = _as_sources(first, facts.source)
     return WrittenText(_answers(path, facts, sources, generator), sources)
 
 
+def answers_to(path: Path, facts: ModelFacts, rows: IntArray, *, seed: int = 0) -> WrittenText:
+    """Return what a model with an encoder writes to rows [B, T] int64 of source tokens."""
+    assert facts.source is not None
+    sources = _as_sources(rows, facts.source)
+    return WrittenText(_answers(path, facts, sources, np.random.default_rng(seed)), sources)
+
+
 def _answers(
     path: Path, facts: ModelFacts, sources: Sources | None, generator: np.random.Generator
 ) -> IntArray:
     """Return tokens [B, T] int64 sampled a row per source, if there are any."""
-    num_tokens = min(_NUM_TOKENS, facts.max_position)
+    num_tokens = min(NUM_TOKENS, facts.max_position)
     # A token at a time: weights are widened once, not in every call.
     runner = GraphRunner(
         path,
         facts,
-        batch=_NUM_ROWS,
+        batch=NUM_ROWS,
         capacity=num_tokens,
-        source_capacity=_NUM_TOKENS,
+        source_capacity=NUM_TOKENS,
         maps_weights=False,
     )
     runner.read(sources)
-    tokens = np.empty((_NUM_ROWS, num_tokens), np.int64)
-    tokens[:, 0] = generator.integers(0, facts.vocab_size, _NUM_ROWS)
+    tokens = np.empty((NUM_ROWS, num_tokens), np.int64)
+    tokens[:, 0] = generator.integers(0, facts.vocab_size, NUM_ROWS)
     if facts.decoder_start_token_id is not None:
         tokens[:, 0] = facts.decoder_start_token_id
     for place in range(1, num_tokens):
-        start = np.full(_NUM_ROWS, place - 1, np.int64)
+        start = np.full(NUM_ROWS, place - 1, np.int64)
         logits = runner.extend(tokens[:, place - 1 : place], start)[:, 0]
         tokens[:, place] = (logits + generator.gumbel(size=logits.shape)).argmax(-1)
     return tokens

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from outrider.runtime.cli.refusals import end_on_sigterm, refusals
+
+if TYPE_CHECKING:
+    from outrider.engines.bundle.bundle import Bundle
 
 
 def export(
@@ -28,7 +33,10 @@ def export(
         ),
     ] = None,
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
-    max_context: Annotated[int, typer.Option(min=2, help="Tokens of a slot.")] = 1024,
+    max_context: Annotated[
+        int | None,
+        typer.Option(min=2, help="Tokens of a slot. Default: the model's own, as memory allows."),
+    ] = None,
     max_source: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a source, of models with an encoder; default: 512."),
@@ -36,16 +44,22 @@ def export(
     max_batch: Annotated[int, typer.Option(min=1, help="Slots.")] = 64,
     max_gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step.")] = 8,
     max_tree_nodes: Annotated[int, typer.Option(min=0, help="Of a tree; 0: no trees.")] = 64,
+    calibration_text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text that int8, int4 and w8a8 are rounded by. Default: text the model writes."
+        ),
+    ] = None,
 ) -> None:
     """Turn a checkpoint pair into a bundle."""
-    from outrider.runtime.cli.progress import compile_stage
+    from outrider.runtime.cli.progress import ExportProgress, compile_stage
 
     end_on_sigterm()
-    with refusals():
+    with refusals(), ExportProgress() as progress:
         with compile_stage():
             from outrider.export.pipeline import export_bundle
 
-        export_bundle(
+        made = export_bundle(
             target=target,
             draft=draft,
             out=out,
@@ -56,8 +70,27 @@ def export(
             max_batch=max_batch,
             max_gamma=max_gamma,
             max_tree_nodes=max_tree_nodes,
-            progress=lambda stage: typer.echo(f"export: {stage}", err=True),
+            calibration_text=calibration_text,
+            progress=progress.stage,
+            report=progress.report,
         )
+    _summarise(out, made)
+
+
+def _summarise(out: Path, bundle: Bundle) -> None:
+    """Say what an export made, how near it is to its checkpoints, and what to do with it."""
+    from outrider.export.certificate.certify import verdict
+
+    manifest = bundle.manifest
+    size = sum(entry.size for entry in manifest.files.values())
+    kinds = [one.weights for one in (manifest.target, manifest.draft) if one is not None]
+    typer.echo(
+        f"{out}: {size / 2**20:.1f} MiB in {len(manifest.files)} files, weights {' and '.join(kinds)}, "
+        f"context {manifest.max_context}, {manifest.max_batch} slots"
+    )
+    parts = {name: one for name, one in manifest.certificate.items() if isinstance(one, Mapping)}
+    typer.echo(verdict(parts))
+    typer.echo(f"next: outrider serve {shlex.quote(str(out))}")
 
 
 def parity(

@@ -116,3 +116,27 @@ class BuildProgress:
             self._told_s[phase] = now_s
             line = f"outrider: {phase}: {step} of {num_steps}{'' if is_last else ' ...'}"
             self._console.print(line, soft_wrap=True, highlight=False)
+
+
+class ExportProgress(BuildProgress):
+    """Shows an export: a line as each stage begins, with the seconds since the first, and the steps of long phases.
+
+    A terminal has a live line of the stage that is under way.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._began_s = clock()
+        self._stage: str | None = None
+
+    def stage(self, text: str) -> None:
+        """Say that a stage begins, which ends the one before."""
+        with self._lock:
+            seconds = self._clock() - self._began_s
+            line = f"export: {seconds:6.1f} s  {text}"
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+            if self._console.is_terminal:
+                if self._stage is not None:
+                    self._progress.remove_task(self._tasks.pop(self._stage))
+                self._stage = text
+                self._tasks[text] = self._progress.add_task(text, total=1)

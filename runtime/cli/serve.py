@@ -28,6 +28,13 @@ DRAFTING = "Drafting and caches"
 
 def serve(
     bundle: Annotated[Path, typer.Argument(help="Bundle to serve.")],
+    trusted_signers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Public keys, PEM: one of them must have signed the bundle (outrider sign).",
+            rich_help_panel=DOORS,
+        ),
+    ] = None,
     host: Annotated[
         str | None,
         typer.Option(
@@ -242,6 +249,8 @@ def serve(
     from outrider.runtime.cli.progress import compile_stage, stage
 
     with refusals(), compile_stage():
+        from outrider.engines.bundle.signatures import read_signers
+
         # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
         from outrider.engines.onnx import packed_loops  # noqa: F401
         from outrider.runtime.core.config import ServerConfig
@@ -298,6 +307,7 @@ def serve(
             model_name=model_name,
             leaves_drafter=drafter is None,
             leaves_gamma=gamma is None,
+            trusted_signers=() if trusted_signers is None else read_signers(trusted_signers),
             applies_generation_defaults=generation_defaults,
             stage=stage,
             config=config,

@@ -37,7 +37,7 @@ import sys
 from pathlib import Path
 from outrider.export.pipeline import export_bundle
 export_bundle(target=Path(sys.argv[1]), draft=None, out=Path(sys.argv[2]), weights=sys.argv[3],
-              progress=lambda stage: print(stage, flush=True))
+              max_context=1024, progress=lambda stage: print(stage, flush=True))
 """
 # Hidden size, layers, size of the MLP, heads and key-value heads; the second is a Llama 3.2 1B without its vocabulary.
 SIZES = {

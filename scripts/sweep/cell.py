@@ -12,6 +12,7 @@ from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import Sizes, export_part, make_part
+from outrider.export.progress import Progress
 from safetensors.numpy import save_file
 
 from scripts.sweep.record import BROKEN, EXPORTED, REFUSED, Outcome
@@ -48,13 +49,17 @@ def try_architecture(name: str) -> Outcome:
 def _exported(name: str, folder: Path, root: Path) -> Outcome:
     checkpoint = open_checkpoint(folder, max_context=MAX_CONTEXT)
     part = make_part("target", checkpoint, "float32")
-    _, certificate = export_part(part, root / "bundle", _SIZES, lambda stage: None)
+    _, certificate = export_part(part, root / "bundle", _SIZES, Progress(_unheard))
     prompts = certified_prompts(checkpoint.facts, _SIZES.max_gamma)
     largest = float(np.abs(reference_logits(checkpoint.load(), prompts)).max())
     difference = float(f"{_worst(certificate) / largest:.1e}")
     if difference > _MOST_DIFFERENCE:
         return Outcome(name=name, outcome=BROKEN, reason=f"differs by {difference} of its logits")
     return Outcome(name=name, outcome=EXPORTED, difference=difference)
+
+
+def _unheard(stage: str) -> None:
+    """Say nothing of an export's stages."""
 
 
 def _worst(certificate: object) -> float:

@@ -41,7 +41,7 @@ def write_config(folder: Path, family: str, **fields: object) -> Path:
             {"activation_sparsity_pattern": [0.0] * 35},
             "caches keys and values of 20 of 35 layers",
         ),
-        ("jetmoe", {}, "depends on values"),
+        ("jetmoe", {}, "experts that do not go through the interface"),
         ("marian", {"is_encoder_decoder": False}, "takes no positions"),
         ("llama", {"max_position_embeddings": 100}, "100 positions"),
         ("bart", {"max_position_embeddings": 100}, "100 positions"),

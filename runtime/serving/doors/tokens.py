@@ -6,8 +6,10 @@ and decides nothing. A token needs ``exp``, ``aud`` and ``sub``; ``scope`` (word
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ OPTION = "jwt_keys"
 ALGORITHMS = ("ES256", "RS256", "EdDSA")
 LEEWAY_S = 10
 """By which clocks of issuers may differ from ours."""
+MOST_REMEMBERED = 4096
+"""Valid tokens; when there are more, all are forgotten."""
 _LEAST_RSA_BITS = 2048
 _MOST_SUBJECT = 256
 _PRIVATE = ("d", "p", "q", "dp", "dq", "qi", "k")
@@ -49,15 +53,43 @@ class TokenKeys:
         keys: by ``kid``; a single one may have the id "".
         audience: that tokens must be for.
         tenant_claim: name of the claim that holds the tenant.
+        clock: seconds since 1970.
     """
 
-    def __init__(self, keys: Mapping[str, PyJWK], *, audience: str, tenant_claim: str) -> None:
+    def __init__(
+        self,
+        keys: Mapping[str, PyJWK],
+        *,
+        audience: str,
+        tenant_claim: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._keys = keys
         self._audience = audience
         self._tenant_claim = tenant_claim
+        self._clock = clock
+        # Claims and end of tokens that were found valid, by their hashes.
+        self._known: dict[bytes, tuple[Claims, int]] = {}
 
     def claims(self, token: str) -> Claims | None:
-        """Return what a token says; None where it is not valid now, or says nothing usable."""
+        """Return what a token says; None where it is not valid now, or says nothing usable.
+
+        A token that is found valid is remembered until it ends: to check one takes 0.12 ms (ES256), of each request.
+        """
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        known = self._known.get(digest)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
+        payload = self._checked(token)
+        found = None if payload is None else self._claims(payload)
+        if payload is not None and found is not None:
+            if len(self._known) >= MOST_REMEMBERED:
+                self._known.clear()
+            self._known[digest] = (found, int(payload["exp"]))
+        return found
+
+    def _checked(self, token: str) -> Mapping[str, Any] | None:
+        """Return the payload of a token whose signature, times and audience are right."""
         import jwt
 
         try:
@@ -65,7 +97,7 @@ class TokenKeys:
             key = self._keys.get(name) if isinstance(name, str) else None
             if key is None:
                 return None
-            payload = jwt.decode(
+            payload: Mapping[str, Any] = jwt.decode(
                 token,
                 key,
                 algorithms=[key.algorithm_name],
@@ -76,7 +108,7 @@ class TokenKeys:
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
             # The library raises its own errors; the others are for claims of absurd types.
             return None
-        return self._claims(payload)
+        return payload
 
     def _claims(self, payload: Mapping[str, Any]) -> Claims | None:
         subject, tenant = payload["sub"], payload.get(self._tenant_claim)

@@ -24,7 +24,7 @@ def load(job):
 
         export_bundle(
             target=Path(job["target"]), draft=Path(job["draft"]), out=out / "bundle", weights=WEIGHTS[job["weights"]],
-            max_gamma=MAX_GAMMA, progress=lambda stage: None,
+            max_context=1024, max_gamma=MAX_GAMMA, progress=lambda stage: None,
         )  # fmt: skip
 
     bundle = converted(job, "target", export) / "bundle"

@@ -271,7 +271,9 @@ def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
         shutil.copytree(exported, root)
     else:
         target, draft = ROOT / "demo" / "target", ROOT / "demo" / "draft"
-        export_bundle(target=target, draft=draft, out=root, progress=lambda stage: None)
+        export_bundle(
+            target=target, draft=draft, out=root, max_context=1024, progress=lambda stage: None
+        )
     manifest = build(root)
     sizes = {plan.part: manifest.files[plan.path].size for plan in manifest.plans}
     assert sizes.keys() == {"target", "draft"}

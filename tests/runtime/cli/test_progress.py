@@ -4,7 +4,13 @@ import re
 
 import numba
 import pytest
-from outrider.runtime.cli.progress import COMPILING, BuildProgress, compile_stage, stage
+from outrider.runtime.cli.progress import (
+    COMPILING,
+    BuildProgress,
+    ExportProgress,
+    compile_stage,
+    stage,
+)
 
 
 def test_a_stage_says_that_it_begins_and_how_long_it_took(capsys: pytest.CaptureFixture[str]):
@@ -35,3 +41,31 @@ def test_without_a_terminal_long_work_is_told_in_lines(capsys: pytest.CaptureFix
         "outrider: speed: 5 of 5",
         "outrider: traces: 1 of 1",
     ]
+
+
+def test_an_export_is_told_by_stages_and_the_steps_of_long_ones(capsys: pytest.CaptureFixture[str]):
+    times = iter([100.0, 100.0, 102.5, 103.0, 104.0, 113.5, 114.0])
+    with ExportProgress(clock=lambda: next(times)) as progress:
+        progress.stage("target: loading llama")
+        progress.stage("target: storing the weights as int8")
+        for step in range(1, 4):
+            progress.report("target: weights", step, 4)
+        progress.stage("manifest: hashing files")
+    assert capsys.readouterr().err.splitlines() == [
+        "export:    0.0 s  target: loading llama",
+        "export:    2.5 s  target: storing the weights as int8",
+        "outrider: target: weights: 1 of 4 ...",
+        "outrider: target: weights: 3 of 4 ...",
+        "export:   14.0 s  manifest: hashing files",
+    ]
+
+
+def test_a_terminal_shows_the_stage_that_is_under_way(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+    with ExportProgress() as progress:
+        progress.stage("first")
+        progress.report("weights", 1, 2)
+        progress.report("weights", 2, 2)
+        progress.stage("second")
+        assert [task.description for task in progress._progress.tasks] == ["second"]

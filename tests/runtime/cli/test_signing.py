@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 from outrider.engines.bundle.manifest import write_manifest
-from outrider.engines.bundle.signatures import fingerprint_of, make_signer
+from outrider.engines.bundle.signatures import fingerprint_of, read_signers
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED
 from outrider.runtime.cli.signing import say_stale
@@ -25,7 +25,9 @@ def run(*arguments: str | Path) -> Result:
 @pytest.fixture
 def signed(root: Path) -> Path:
     """A signed bundle, with the key pair beside it."""
-    signer = make_signer(root.parent / "private.pem", root.parent / "public.pem")
+    made = run("key", "new-signer", root.parent / "private.pem", root.parent / "public.pem")
+    assert made.exit_code == 0, made.output
+    (signer,) = read_signers(root.parent / "public.pem")
     result = run("sign", root, "--key", root.parent / "private.pem")
     assert result.output == f"signed by {fingerprint_of(signer)}\n"
     return root
@@ -46,7 +48,7 @@ def test_a_bundle_that_does_not_fit_its_manifest_is_not_signed(root: Path, signe
     assert (root / "manifest.sig").read_bytes() == before
 
 
-@pytest.mark.parametrize("command", [("verify", "--trusted")])
+@pytest.mark.parametrize("command", [("verify", "--trusted"), ("serve", "--trusted-signers")])
 def test_an_untrusted_bundle_is_refused_in_a_line(signed: Path, command: tuple[str, str]):
     name, option = command
     (signed / "manifest.sig").unlink()
@@ -56,7 +58,7 @@ def test_an_untrusted_bundle_is_refused_in_a_line(signed: Path, command: tuple[s
     assert lines == ["outrider: manifest.sig: missing: the bundle is not signed (outrider sign)"]
 
 
-@pytest.mark.parametrize("command", [("verify", "--trusted")])
+@pytest.mark.parametrize("command", [("verify", "--trusted"), ("serve", "--trusted-signers")])
 def test_a_file_of_signers_that_does_not_parse_is_refused_in_a_line(
     signed: Path, command: tuple[str, str]
 ):

@@ -1,4 +1,4 @@
-"""Certificates for tests, made in milliseconds: an authority, and what it signs."""
+"""Certificates for benchmarks and tests, made in milliseconds: an authority, and what it signs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pair:
 
 
 class Authority:
-    """Signs certificates for as long as a test lasts; ``ca`` is the file of its own."""
+    """Signs certificates of a day; ``ca`` is the file of its own."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder, self._key = folder, ec.generate_private_key(ec.SECP256R1())

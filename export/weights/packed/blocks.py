@@ -1,4 +1,4 @@
-"""Weights that the checkpoint has packed (``packed``), stored as they are: no integer, scale or zero point changes.
+"""Weights that the checkpoint has packed (``matrices``), stored as they are: no integer, scale or zero point changes.
 
 Requires a canonical graph whose float32 weights are what the packed ones stand for. Each constant is found again by
 its columns among the packed weights, alone or several side by side, so that no name and no architecture is known.
@@ -12,7 +12,7 @@ Where groups are not runs of rows, rows are stored in the order of their groups,
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,22 +20,21 @@ import numpy.typing as npt
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.export.graph.edits import drop_unused, put
+from outrider.export.progress import Steps
 from outrider.export.weights.blocks import (
     Blocks,
     constant_weight,
     replace_weight,
     split_gemms,
 )
-from outrider.export.weights.packed import PackedFiles, PackedLayout, PackedMatrix
+from outrider.export.weights.packed.matrices import PackedFiles, PackedLayout, PackedMatrix
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 
 # The first that every group is made of; see ``blocks``.
 _BLOCK_SIZES = {8: (64, 32, 16), 4: (32, 16)}
 
 
-def keep_blocks(
-    path: Path, checkpoint: Path, layout: PackedLayout, report: Callable[[int, int], None]
-) -> int:
+def keep_blocks(path: Path, checkpoint: Path, layout: PackedLayout, report: Steps) -> int:
     """Rewrite the canonical graph at ``path`` with the weights of a packed checkpoint; return how many products.
 
     ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise.
@@ -69,7 +68,7 @@ def keep_blocks(
 class _Known:
     """The packed weights of a checkpoint, found by their columns; each is unpacked again whenever it is compared."""
 
-    def __init__(self, files: PackedFiles, report: Callable[[int, int], None]) -> None:
+    def __init__(self, files: PackedFiles, report: Steps) -> None:
         self._files = files
         self._by_column: dict[bytes, list[str]] = defaultdict(list)
         self._used: set[str] = set()

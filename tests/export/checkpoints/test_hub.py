@@ -122,6 +122,10 @@ def test_a_model_is_exported_by_its_name_and_its_commit_is_pinned(tmp_path: Path
     assert done.exit_code == 0, done.output
     assert load_bundle(out).manifest.sources == {"target": f"org/tiny@{COMMIT}"}
     assert f"target: org/tiny@{COMMIT}" in done.output
+    *_, told, parity, command = done.output.splitlines()
+    assert told.endswith("weights float32, context 64, 64 slots")
+    assert parity.startswith("parity holds; target: logits within ")
+    assert command == f"next: outrider serve {out}"
     fetched = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")}
     assert {"config.json", "tokenizer.json", "model.safetensors"} <= fetched
     assert not {"pytorch_model.bin", "modeling_x.py"} & fetched

@@ -1,4 +1,4 @@
-"""Models of checkpoints that are packed (``packed``): Transformers' own classes, with weights in floating point.
+"""Models of checkpoints that are packed (``matrices``): Transformers' own classes, with weights in floating point.
 
 Transformers would load such a checkpoint with a package of kernels for GPUs; here only its weights are read.
 """
@@ -6,27 +6,28 @@ Transformers would load such a checkpoint with a package of kernels for GPUs; he
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
-from outrider.export.weights.packed import PackedFiles, PackedLayout
+from outrider.export.weights.packed.matrices import PackedFiles, PackedLayout
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
-_MOST_NAMED = 3
-
 
 def load_unpacked(
     model_class: Any, config: PretrainedConfig, path: Path, layout: PackedLayout, kind: torch.dtype
-) -> PreTrainedModel:
-    """Return the model of a packed checkpoint in ``kind``; float32 holds its weights exactly.
+) -> tuple[PreTrainedModel, Mapping[str, Any]]:
+    """Return the model of a packed checkpoint in ``kind``, and what Transformers found missing.
+
+    Float32 holds its weights exactly.
 
     Raises:
-        BundleError: weights are missing, unreadable or not the model's.
+        BundleError: weights are unreadable, or none of the model's.
     """
     plain = copy.deepcopy(config)
     del plain.quantization_config
@@ -42,11 +43,14 @@ def load_unpacked(
             state[f"{name}.weight"] = weight.T.contiguous() if is_turned else weight
         state |= files.others()
     model, found = type(empty).from_pretrained(
-        None, config=plain, state_dict=state, dtype=kind, output_loading_info=True
+        None,
+        config=plain,
+        state_dict=state,
+        dtype=kind,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
     )
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if names := sorted(map(str, found[problem])):
-            words = problem.replace("_", " ")
-            raise BundleError(f"{path.name}: {words}: {', '.join(names[:_MOST_NAMED])}")
-    loaded: PreTrainedModel = model
-    return loaded
+    # Scales of an activation, for example, which the plain model does not have.
+    if names := sorted(found["unexpected_keys"]):
+        raise BundleError(f"{path.name}: {names[0]} is no weight of the model")
+    return model, found
