@@ -47,8 +47,8 @@ def default_context(
     if memory_bytes is not None:
         fitting = int(MEMORY_SHARE * memory_bytes) // slot_bytes // _STEP * _STEP
         most = min(most, max(fitting, LEAST_CONTEXT))
-    full = f"{max_batch} full slots take {_gib(most * slot_bytes)}"
-    memory = "" if memory_bytes is None else f", of {_gib(memory_bytes)} of memory"
+    full = f"{max_batch} full slots take {_size(most * slot_bytes)}"
+    memory = "" if memory_bytes is None else f", of {_size(memory_bytes)} of memory"
     if most == own:
         return own, f"context {own}, all of {known}: {full}{memory}"
     rule = (
@@ -75,5 +75,5 @@ def machine_memory_bytes() -> int | None:
     return min(found, int(limit)) if limit.isdecimal() else found
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.0f} MiB"

@@ -45,6 +45,11 @@ class Located:
     source: str = ""
 
 
+def is_name(path: Path) -> bool:
+    """Return whether there is no such folder, and it has the form of a name on the Hub."""
+    return not path.exists() and _NAME.fullmatch(path.as_posix()) is not None
+
+
 def locate(path: Path) -> Located:
     """Return the folder at ``path`` or, where there is none and it is a name on the Hub, that of the fetched model.
 
@@ -53,7 +58,7 @@ def locate(path: Path) -> Located:
             weights in safetensors; says which.
     """
     found = _NAME.fullmatch(path.as_posix())
-    if path.exists() or found is None:
+    if found is None or not is_name(path):
         return Located(path)
     name, revision = found["name"], found["revision"]
     with _in_a_line(name, revision), _bars_for_people():

@@ -131,7 +131,11 @@ class _Export:
         self._write_graphs(model)
         self._tell("comparing with the checkpoint")
         reference = prepare(
-            model, facts, max_gamma=sizes.max_gamma, max_tree_nodes=sizes.max_tree_nodes
+            model,
+            facts,
+            max_gamma=sizes.max_gamma,
+            max_tree_nodes=sizes.max_tree_nodes,
+            report=self._progress.steps(f"{part.name}: cases answered by PyTorch"),
         )
         del model  # and its pages, which would stand beside those of the graphs
         halves_tolerance = None

@@ -21,7 +21,7 @@ from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, machine_memory_bytes
 from outrider.export.graph.shared_encoder import share_encoder
-from outrider.export.hub import Located, locate
+from outrider.export.hub import Located, is_name, locate
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
 from outrider.export.sampler_graphs import write_sampler_graphs
@@ -114,10 +114,13 @@ def export_bundle(
 
 def _locate(asked: Mapping[str, Path], progress: Progress) -> dict[str, Located]:
     """Return the checkpoints' folders, fetched where they are names on the Hub."""
-    located = {name: locate(path) for name, path in asked.items()}
-    for name, one in located.items():
-        if one.source:
-            progress.tell(f"{name}: {one.source}")
+    located = {}
+    for name, path in asked.items():
+        if is_name(path):
+            progress.tell(f"{name}: fetching {path} from the Hub")
+        located[name] = locate(path)
+        if source := located[name].source:
+            progress.tell(f"{name}: {source}")
     return located
 
 

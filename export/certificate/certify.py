@@ -37,11 +37,19 @@ _MOST_FARTHER = 1.5
 
 
 def prepare(
-    model: PreTrainedModel, facts: ModelFacts, *, max_gamma: int, max_tree_nodes: int
+    model: PreTrainedModel,
+    facts: ModelFacts,
+    *,
+    max_gamma: int,
+    max_tree_nodes: int,
+    report: Steps = untold,
 ) -> Reference:
-    """Return all of a model that ``certify`` with these sizes asks for; it holds the model no longer."""
+    """Return all of a model that ``certify`` with these sizes asks for; it holds the model no longer.
+
+    ``report`` is told of the cases that PyTorch has answered.
+    """
     reference = Reference(model)
-    prepare_parity(reference, facts, max_gamma=max_gamma)
+    prepare_parity(reference, facts, max_gamma=max_gamma, report=report)
     if max_tree_nodes:
         prepare_tree_parity(reference, facts, max_tree_nodes=max_tree_nodes)
     reference.release()

@@ -27,6 +27,7 @@ from outrider.export.certificate.parity_cases import (
 from outrider.export.certificate.reference import LogitsOfSequences, LongText, Reference
 from outrider.export.certificate.window_cases import start_behind, window_case
 from outrider.export.facts import ModelFacts
+from outrider.export.progress import Steps, untold
 from transformers import PreTrainedModel
 
 # Float32 exports were measured below 5e-7; a wrong position or mask moves logits by > 1e-2.
@@ -172,14 +173,24 @@ def _check_cases(
 
 
 def prepare_parity(
-    reference: Reference, facts: ModelFacts, *, max_gamma: int, seed: int = 0
+    reference: Reference,
+    facts: ModelFacts,
+    *,
+    max_gamma: int,
+    seed: int = 0,
+    report: Steps = untold,
 ) -> None:
-    """Compute all that ``check_parity`` asks of a reference, and logits of whole prompts."""
+    """Compute all that ``check_parity`` asks of a reference, and logits of whole prompts.
+
+    ``report`` is told of the cases that are computed.
+    """
     reference.logits(certified_prompts(facts, max_gamma, seed), certified_sources(facts, seed))
-    for case in parity_cases(facts, max_gamma, seed).values():
+    cases = parity_cases(facts, max_gamma, seed)
+    for index, case in enumerate(cases.values(), start=1):
         for extend in case.extends:
             if extend.is_compared:
                 extend.expected(reference, case.sources)
+        report(index, len(cases))
     if (beyond := window_case(facts, max_gamma, seed)) is not None:
         beyond.expected(reference)
 

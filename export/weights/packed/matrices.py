@@ -242,6 +242,6 @@ def _awq_order(num_words: int) -> npt.NDArray[np.int64]:
 
 
 def _groups(layout: PackedLayout, given: Tensor | None, num_rows: int) -> npt.NDArray[np.int64]:
-    if given is not None:
+    if given is not None and given.numel():
         return np.asarray(given.to(torch.int64).numpy())
     return np.arange(num_rows) // (layout.group_size or num_rows)

@@ -61,14 +61,8 @@ def test_a_token_takes_its_keys_and_values_in_float32():
         ),
         ({"target": facts(512)}, 64, 1 * GIB, 512, "context 512, all of the target's 512"),
         ({"target": facts(), "draft": facts(1500)}, 1, 64 * GIB, 1500, "all of the draft's 1500"),
-        # A window is no bound.
-        (
-            {"target": facts(max_position=8192, window=4096)},
-            1,
-            64 * GIB,
-            8192,
-            "all of the target's 8192",
-        ),
+        # A window is part of the mask: texts go beyond it.
+        ({"target": facts(8192, window=4096)}, 1, 64 * GIB, 8192, "all of the target's 8192"),
         ({"target": facts()}, 1, 640 * GIB, MOST_CONTEXT, "context 65536 of the target's 131072"),
         ({"target": facts(UNLIMITED_POSITIONS)}, 1, 64 * GIB, 1024, "the target names no limit"),
         ({"target": facts()}, 64, None, MOST_CONTEXT, "64 full slots take 1024.0 GiB ("),

@@ -136,14 +136,25 @@ def pack(packing: Packing, given: Quantised) -> dict[str, torch.Tensor]:
 def write_packed_llama(folder: Path, packing: Packing) -> dict[str, Quantised]:
     """Save a random Llama whose products but the head are packed; return what they are by module."""
     write_llama(folder, num_layers=1, hidden_size=64, seed=3)
+    return pack_folder(folder, packing, "proj")
+
+
+def pack_folder(
+    folder: Path, packing: Packing, part_of_names: str, *, is_turned: bool = True
+) -> dict[str, Quantised]:
+    """Pack random weights instead of those in a checkpoint whose names have a part; return them by module.
+
+    Linear modules store [N, K], turned, those of GPT-2 [K, N].
+    """
     tensors, drawn = load_file(folder / "model.safetensors"), {}
-    products = [name for name in tensors if "proj" in name]
-    # Rows are ordered by one input's activations, so what reads one input has one order.
-    orders = {size: np.random.default_rng(size).permutation(size) for size in (64, 128)}
+    products = [name for name in tensors if part_of_names in name and tensors[name].ndim == 2]
     for seed, name in enumerate(products):
-        columns, rows = tensors.pop(name).shape
+        shape = tuple(tensors.pop(name).shape)
+        rows, columns = shape[::-1] if is_turned else shape
         module = name.removesuffix(".weight")
-        drawn[module] = draw(packing, (rows, columns), seed, orders[rows])
+        # Rows are ordered by one input's activations, so what reads one input has one order.
+        order = np.random.default_rng(rows).permutation(rows)
+        drawn[module] = draw(packing, (rows, columns), seed, order)
         tensors |= {f"{module}.{part}": one for part, one in pack(packing, drawn[module]).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     file = folder / "config.json"
@@ -152,7 +163,9 @@ def write_packed_llama(folder: Path, packing: Packing) -> dict[str, Quantised]:
     return drawn
 
 
-def plain_model(folder: Path, drawn: dict[str, Quantised], work: Path) -> PreTrainedModel:
+def plain_model(
+    folder: Path, drawn: dict[str, Quantised], work: Path, *, is_turned: bool = True
+) -> PreTrainedModel:
     """Return Transformers' model of the same weights in float32, by a checkpoint without packed ones."""
     work.mkdir()
     config = json.loads((folder / "config.json").read_text())
@@ -161,10 +174,11 @@ def plain_model(folder: Path, drawn: dict[str, Quantised], work: Path) -> PreTra
     tensors = {
         name: one
         for name, one in load_file(folder / "model.safetensors").items()
-        if name.rpartition(".")[0] not in drawn
+        if name.rpartition(".")[0] not in drawn or name.endswith(".bias")
     }
     tensors |= {
-        f"{module}.weight": torch.from_numpy(one.weight.T.copy()) for module, one in drawn.items()
+        f"{module}.weight": torch.from_numpy((one.weight.T if is_turned else one.weight).copy())
+        for module, one in drawn.items()
     }
     save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(work, dtype=torch.float32).eval()

@@ -10,12 +10,25 @@ import pytest
 import torch
 from outrider.engines.base import BundleError
 from outrider.export.certificate.certify import certify_bundle
+from outrider.export.certificate.parity import check_parity
 from outrider.export.checkpoint import open_checkpoint
+from outrider.export.graph.to_onnx import export_model
 from outrider.export.pipeline import export_bundle
+from outrider.export.progress import untold
+from outrider.export.weights.packed.blocks import keep_blocks
 from safetensors.torch import load_file, save_file
 
+from scripts.check_parity import random_model
+from tests.conftest import write_llama
+from tests.export.expert_models import random_experts
 from tests.export.test_families import assert_bits_depend_on_no_neighbour
-from tests.export.weights.packed_models import Packing, Quantised, plain_model, write_packed_llama
+from tests.export.weights.packed_models import (
+    Packing,
+    Quantised,
+    pack_folder,
+    plain_model,
+    write_packed_llama,
+)
 from tests.export.weights.test_block_products import assert_the_operator_is_the_same
 
 PACKINGS = {
@@ -40,6 +53,22 @@ def test_a_packed_checkpoint_is_the_model_of_its_weights(tmp_path: Path, packing
     assert loaded.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(loaded[name], tensor), name
+
+
+def test_a_module_may_lie_in_several_files_without_groups_by_row(tmp_path: Path):
+    folder, drawn = written(tmp_path, PACKINGS["gptq"])
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = [name for name in whole if not name.endswith("g_idx")]
+    places = {name: f"model-0000{1 + at % 2}-of-00002.safetensors" for at, name in enumerate(names)}
+    for file in set(places.values()):
+        part = {name: whole[name] for name, place in places.items() if place == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    loaded = open_checkpoint(folder, max_context=64).load().state_dict()
+    for module, one in drawn.items():
+        assert loaded[f"{module}.weight"].T.numpy().tobytes() == one.weight.tobytes(), module
 
 
 def stored_products(path: Path) -> list[tuple[ir.Node, list[np.ndarray]]]:
@@ -98,6 +127,38 @@ def test_integers_scales_and_zero_points_are_stored_as_they_are(tmp_path: Path, 
     # The head is not packed.
     constants = 2 if packing.is_symmetric else 3
     assert_the_operator_is_the_same(path, 4, num_constants=constants, num_others=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "part_of_names", "num_products"),
+    # Each expert's gate and what it gates are one product; the router is not packed. GPT-2 turns no weight.
+    [("mixtral", "experts.", 2 * 4 * 2), ("gpt2", "c_", 2 * 4)],
+)
+def test_experts_and_unturned_weights_are_found_again(
+    tmp_path: Path, family: str, part_of_names: str, num_products: int
+):
+    model = random_experts(family) if family == "mixtral" else random_model(family, 96)
+    folder, path = tmp_path / "packed", tmp_path / "target" / "model.onnx"
+    model.save_pretrained(folder)
+    is_turned = family == "mixtral"
+    packing = Packing(method="awq")
+    drawn = pack_folder(folder, packing, part_of_names, is_turned=is_turned)
+    plain = plain_model(folder, drawn, tmp_path / "plain", is_turned=is_turned)
+    checkpoint = open_checkpoint(folder, max_context=64)
+    export_model(checkpoint.load(), path)
+    assert keep_blocks(path, folder, checkpoint.packed, untold) == num_products
+    check_parity(plain, path, checkpoint.facts, max_gamma=3, exact_blocks=True)
+
+
+def test_a_packed_weight_beside_one_that_is_not_is_refused_by_name(tmp_path: Path):
+    write_llama(tmp_path / "packed", num_layers=1, hidden_size=64, seed=3)
+    pack_folder(tmp_path / "packed", Packing(method="awq"), "q_proj")
+    checkpoint = open_checkpoint(tmp_path / "packed", max_context=64)
+    path = tmp_path / "target" / "model.onnx"
+    export_model(checkpoint.load(), path)
+    words = r"packed: model\.layers\.0\.self_attn\.q_proj is packed, but no product .* --weights float32"
+    with pytest.raises(BundleError, match=words):
+        keep_blocks(path, checkpoint.path, checkpoint.packed, untold)
 
 
 def test_other_weights_than_the_checkpoints_are_refused_but_float32(tmp_path: Path):
