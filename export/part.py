@@ -19,6 +19,7 @@ from outrider.export.certificate.parity import (
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.facts import ModelFacts
+from outrider.export.graph.attention_kinds import has_sinks
 from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
@@ -145,17 +146,26 @@ class _Export:
         exact = float32_tolerance(reference, facts, max_gamma=sizes.max_gamma)
         if part.weights == FLOAT32:
             _share(part, self._path)
-        # Of experts accelerators have no graphs; see ``make_part``.
-        certificate = self._certified(reference, exact, device="" if facts.has_experts else FLOAT32)
+        no_device = self._why_no_device()
+        if no_device:
+            self._precision = ""
+        certificate = self._certified(reference, exact, device="" if no_device else FLOAT32)
         if part.weights != FLOAT32:
             certificate[part.weights] = self._stored(reference, halves_tolerance)
         if part.weights in PACKED_KINDS:
             certificate["kept_blocks"] = self._kept(reference, exact)
-        if facts.has_experts:
-            certificate[NO_DEVICE] = (
-                "accelerators would wait for the host to count the rows of experts"
-            )
+        if no_device:
+            certificate[NO_DEVICE] = no_device
         return self._entry(), certificate
+
+    def _why_no_device(self) -> str:
+        """Return why accelerators have no graphs of a model whatever its weights, empty where they have."""
+        if self._facts.has_experts:  # see ``make_part``
+            return "accelerators would wait for the host to count the rows of experts"
+        if has_sinks(self._path):
+            # ONNX Runtime 1.31.1: "Only kNone and kQK output modes are supported in unified unfused attention".
+            return "the CUDA provider gives no scores behind a mask, which attention sinks are computed from"
+        return ""
 
     def _tell(self, stage: str) -> None:
         self._progress.tell(f"{self._part.name}: {stage}")

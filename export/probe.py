@@ -69,6 +69,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         """Run the operator, and note its arguments by name where it is one of them."""
         namespace, _, operator = func.name().partition("::")
+        operator = operator.removesuffix("_scored")
         if namespace == "outrider" and operator in self.arguments:
             names = [argument.name for argument in func._schema.arguments]
             self.arguments[operator].append(dict(zip(names, args, strict=False)) | (kwargs or {}))
@@ -102,6 +103,8 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
         return "the model is an encoder, whose tokens see later ones"
     if len(scattered) != 2 * facts.num_layers:
         return f"the model caches keys and values of {len(scattered) // 2} of {facts.num_layers} layers"
+    if reason := windows.why_not(facts.window):
+        return reason
     if tuple(logits.shape[1:]) != (example[2].shape[1], facts.vocab_size):
         return f"the model answers {tuple(logits.shape)}, not a logit per token"
     return _why_other_cache(scattered, facts)

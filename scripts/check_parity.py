@@ -52,6 +52,7 @@ FAMILIES: dict[str, dict[str, object]] = {
     "phi3": WINDOW,
     "gemma2": MIXED,
     "gemma3_text": MIXED,
+    "granite_swa": MIXED | {"bos_token_id": None, "eos_token_id": None},
 }
 # After the prompt in two chunks: a verification, a single token, another verification.
 TAIL = (5, 1, 5)

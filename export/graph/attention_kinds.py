@@ -5,6 +5,8 @@
     encoder  over the sequence itself, in both directions: K and V are computed from it, in ``encode.onnx``
 
 All see K and V up to their row's length (Attention's input ``nonpad_kv_seqlen``), and all may add a bias to the scores.
+Where the model has sinks (``tracing.attention``) the scores are an output too, and the answers are multiplied by what
+the sinks leave of them.
 A node of another form has no kind: rewrites refuse it.
 
 Source: ONNX operator Attention-24.
@@ -25,6 +27,8 @@ from outrider.export.graph.edits import source
 QUERIES, KEYS, VALUES, BIAS, LENGTHS = 0, 1, 2, 3, 6
 # Between bias and lengths: the caches that it would concatenate.
 _OWN_CACHES = (4, 5)
+# Outputs of Attention-24.
+ANSWERS, SCORES = 0, 3
 
 
 class AttentionKind(Enum):
@@ -84,3 +88,30 @@ def attention_kind(node: ir.Node) -> AttentionKind | None:
 def input_of(node: ir.Node, index: int) -> ir.Value | None:
     """Return an input of a node, None where it has none there."""
     return node.inputs[index] if index < len(node.inputs) else None
+
+
+def gives_scores(node: ir.Node) -> bool:
+    """Return whether an Attention node's scores are read: its answers stand beside sinks."""
+    return len(node.outputs) > SCORES and bool(node.outputs[SCORES].uses())
+
+
+def has_sinks(path: Path) -> bool:
+    """Return whether any attention of the graph at ``path`` stands beside sinks."""
+    return any(map(gives_scores, attention_nodes(ir.load(path).graph)))
+
+
+def answers_of(node: ir.Node) -> ir.Value:
+    """Return the answers [B, H, T, D] of an Attention node, behind its sinks where it has some."""
+    answers = node.outputs[ANSWERS]
+    if not gives_scores(node):
+        return answers
+    (use,) = answers.uses()
+    return use.node.outputs[0]
+
+
+def drop_unread_outputs(graph: ir.Graph) -> None:
+    """Leave out the caches that Attention would copy before its scores, which the trace names and nothing reads."""
+    for node in attention_nodes(graph):
+        for value in node.outputs:
+            if not value.uses():
+                value.name = ""

@@ -37,6 +37,7 @@ from outrider.export.graph.attention_kinds import (
     AttentionKind,
     attention_kind,
     attention_nodes,
+    gives_scores,
 )
 from outrider.export.graph.edits import constant, drop_unused, put, put_input, source, take_over
 from outrider.export.graph.narrow_spans import drop_query_padding
@@ -62,8 +63,8 @@ def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> Non
         with_trees: write those that verify trees too.
 
     Raises:
-        BundleError: an attention is not causal over its cache, a weight is beyond float16, or trees are asked of a
-            graph without positions.
+        BundleError: an attention is not causal over its cache or has sinks, a weight is beyond float16, or trees are
+            asked of a graph without positions.
     """
     drop_device_graphs(path)
     kind = _KINDS[precision]
@@ -144,6 +145,8 @@ def _give_lengths(graph: ir.Graph, where: str) -> None:
         kind = attention_kind(node)
         if kind not in given:
             raise BundleError(f"{where}: an Attention node is not causal over a cache by lengths")
+        if gives_scores(node):
+            raise BundleError(f"{where}: attention with sinks has no graph for the CUDA provider")
         node.replace_input_with(LENGTHS, given[kind])
 
 

@@ -39,6 +39,7 @@ from outrider.export.graph.attention_kinds import (
     AttentionKind,
     attention_kind,
     attention_nodes,
+    gives_scores,
     input_of,
 )
 from outrider.export.graph.edits import Axis, insert_tape, put, put_input
@@ -54,7 +55,7 @@ def derive_grouped_graph(path: Path) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
     Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed. Heads
-    that share a source, or have biases other than windows, are not grouped.
+    that share a source, or have biases other than windows, are not grouped, nor those with sinks.
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
@@ -132,11 +133,14 @@ def _biased_mask(
 
 
 def group_heads(graph: ir.Graph) -> None:
-    """Make every Attention node under a mask read each head of the cache once, where heads share it."""
+    """Make every Attention node under a mask read each head of the cache once, where heads share it.
+
+    Heads with sinks stay apart: each has its own.
+    """
     masks: dict[tuple[str | None, int], ir.Value] = {}
     for node in attention_nodes(graph):
         groups, mask = _group_size(node), input_of(node, BIAS)
-        if groups < 2 or mask is None or mask.dtype is ir.DataType.FLOAT:
+        if groups < 2 or mask is None or mask.dtype is ir.DataType.FLOAT or gives_scores(node):
             continue
         key = mask.name, groups
         if key not in masks:

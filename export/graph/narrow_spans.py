@@ -5,7 +5,7 @@ everywhere but inside attention, whose products are per row and head. So attenti
 one, and its answer is dropped. Keys, values and lengths stay: causal attention is aligned at its last query, and
 attention to a source or within one at none. A bias gets a row of zeros for that query.
 
-Requires Attention on queries [B, H, T, D] with a bias [B, H, T, S] or none, one output used once. Ensures the same
+Requires Attention on queries [B, H, T, D] with a bias [B, H, T, S] or none, answers used once. Ensures the same
 function. At T >= 2 nothing is added, and the two nodes per layer copy their input.
 
 Source: ONNX operators Attention-24, Pad-24, Slice-13.
@@ -17,7 +17,13 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import names
 from outrider.engines.bundle.text2text import SOURCE
-from outrider.export.graph.attention_kinds import BIAS, QUERIES, attention_nodes, input_of
+from outrider.export.graph.attention_kinds import (
+    BIAS,
+    QUERIES,
+    answers_of,
+    attention_nodes,
+    input_of,
+)
 from outrider.export.graph.edits import put, source
 
 NARROWEST_SPAN = 1
@@ -35,7 +41,7 @@ def pad_single_queries(graph: ir.Graph) -> None:
     end = put(graph, np.array([np.iinfo(np.int64).max], np.int64), f"{_PADS}.end")
     biases: dict[ir.Value, ir.Value] = {}
     for node in attention_nodes(graph):
-        queries, bias, answers = node.inputs[QUERIES], input_of(node, BIAS), node.outputs[0]
+        queries, bias, answers = node.inputs[QUERIES], input_of(node, BIAS), answers_of(node)
         assert queries is not None
         node.replace_input_with(QUERIES, _padded(graph, queries, pads, node))
         if bias is not None:
@@ -45,10 +51,12 @@ def pad_single_queries(graph: ir.Graph) -> None:
         cut = ir.node("Slice", [answers, missing, end, axis])
         cut.outputs[0].name, answers.name = answers.name, f"{answers.name}.padded"
         cut.outputs[0].type, cut.outputs[0].shape = answers.type, answers.shape
-        answers.shape = None
+        _forget_shapes(node, answers)
         answers.replace_all_uses_with(cut.outputs[0])
         cut.replace_input_with(0, answers)
-        graph.insert_after(node, cut)
+        producer = answers.producer()
+        assert producer is not None
+        graph.insert_after(producer, cut)
 
 
 def drop_query_padding(graph: ir.Graph) -> None:
@@ -60,11 +68,21 @@ def drop_query_padding(graph: ir.Graph) -> None:
         node.replace_input_with(QUERIES, pad.inputs[0])
         if (pad_of_bias := _pad_of(node, BIAS)) is not None:
             node.replace_input_with(BIAS, pad_of_bias.inputs[0])
-        answers = node.outputs[0]
+        answers = answers_of(node)
         cut = next(use.node for use in answers.uses())
         answers.name, answers.shape = cut.outputs[0].name, cut.outputs[0].shape
         cut.outputs[0].replace_all_uses_with(answers)
         graph.remove([cut, pad], safe=True)
+
+
+def _forget_shapes(node: ir.Node, answers: ir.Value) -> None:
+    """Let what lies between an Attention node and its answers have any number of queries."""
+    left = [node]
+    while left:
+        for value in left.pop().outputs:
+            value.shape = None
+            if value is not answers:
+                left += (use.node for use in value.uses())
 
 
 def _padded(graph: ir.Graph, value: ir.Value, pads: ir.Value, before: ir.Node) -> ir.Value:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,11 @@ import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.facts import ModelFacts, SourceFacts, model_facts
-from outrider.export.graph.attention_kinds import AttentionKind, check_attention
+from outrider.export.graph.attention_kinds import (
+    AttentionKind,
+    check_attention,
+    drop_unread_outputs,
+)
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
@@ -90,7 +94,8 @@ def export_model(
             ):
                 decoder = CanonicalDecoder(model, head, seen, max_position=last)
                 program = _trace(decoder, decoder_signature(facts))
-            _check_windows(path.parent.name, seen.found, facts.window, last)
+            if reason := seen.why_not(facts.window):
+                raise BundleError(f"{path.parent.name}: {reason}")
             _write(program, path, last, stand_ins, keeps_halves=keeps_halves)
             check_canonical(path, facts)
         else:
@@ -135,6 +140,7 @@ def _write(
     """Rewrite a traced graph to its canonical form and save it."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
+    drop_unread_outputs(program.model.graph)
     forget_row_counts(program.model.graph)
     fuse(program.model)
     tabulate_positions(program.model.graph, num_positions)
@@ -142,16 +148,6 @@ def _write(
     if keeps_halves:
         keep_halves(program.model.graph)
     program.save(str(path), external_data=True)
-
-
-def _check_windows(where: str, found: Set[int], window: int | None, num_positions: int) -> None:
-    """Refuse a model whose layers have other windows than its configuration names, which parity looks beyond."""
-    wanted = set() if window is None or window >= num_positions else {window}
-    if found != wanted:
-        raise BundleError(
-            f"{where}: layers attend within windows of {sorted(found)} tokens, the configuration's sliding_window "
-            f"says {sorted(wanted)}"
-        )
 
 
 def check_canonical(path: Path, facts: ModelFacts) -> None:

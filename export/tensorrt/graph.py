@@ -22,7 +22,12 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
 from outrider.engines.bundle.text2text import HIDDEN, SOURCE, SOURCE_LENGTH
-from outrider.export.graph.attention_kinds import AttentionKind, attention_kind, attention_nodes
+from outrider.export.graph.attention_kinds import (
+    AttentionKind,
+    attention_kind,
+    attention_nodes,
+    gives_scores,
+)
 from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor
 from outrider.export.graph.grouped_heads import give_mask
 from outrider.export.graph.narrow_spans import drop_query_padding
@@ -61,8 +66,8 @@ def derive_graph(
             mask of chains.
 
     Raises:
-        BundleError: an attention is not the canonical one, a weight is beyond float16, or there is
-            none to store in 8 bits.
+        BundleError: an attention is not the canonical one or has sinks, a weight is beyond float16, or there
+            is none to store in 8 bits.
     """
     model = ir.load(source)
     ir.external_data.load_to_model(model)
@@ -102,6 +107,8 @@ def _check_kinds(graph: ir.Graph, allowed: Set[AttentionKind], where: str) -> No
             raise BundleError(
                 f"{where}/{node.name}: not a canonical attention; export the bundle again"
             )
+        if gives_scores(node):
+            raise BundleError(f"{where}: attention with sinks has no TensorRT plan")
 
 
 def _save(model: ir.Model, out: Path, precision: str, where: str) -> None:

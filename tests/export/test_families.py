@@ -26,7 +26,9 @@ ODD_FAMILIES: dict[str, dict[str, object]] = {
     "opt": ODD_SIZES | {"head_dim": 18, "ffn_dim": 77, "word_embed_proj_dim": 72},
 }
 # Spans of the test of bits lie before their window, across its edge and beyond.
-WINDOWED = {"mistral", "phi3", "gemma2", "gemma3_text"}
+WINDOWED = {"mistral", "phi3", "gemma2", "gemma3_text", "granite_swa"}
+# Their heads stay apart.
+WITH_SINKS = {"granite_swa"}
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "llama"])
@@ -38,10 +40,10 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     assert certificate["rollback"]["num_compared"] > 0
     assert ("window" in certificate) == (family in WINDOWED)
     assert_bits_depend_on_no_neighbour(path, model_facts(model.config))
-    assert derive_grouped_graph(path)
-    grouped = path.with_name(GROUPED_FILE)
-    check_parity(model, grouped, model_facts(model.config), max_gamma=4)
-    assert_bits_depend_on_no_neighbour(grouped, model_facts(model.config))
+    assert derive_grouped_graph(path) == (family not in WITH_SINKS)
+    if (grouped := path.with_name(GROUPED_FILE)).exists():
+        check_parity(model, grouped, model_facts(model.config), max_gamma=4)
+        assert_bits_depend_on_no_neighbour(grouped, model_facts(model.config))
     derive_tree_graphs(path)
     trees = check_tree_parity(model, path, model_facts(model.config), max_tree_nodes=40)
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"] == 3 * 40

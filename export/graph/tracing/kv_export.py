@@ -1,14 +1,14 @@
 """The cache and the attention function that make an unmodified Transformers model canonical.
 
 The ``Cache`` writes each row's new keys and values at that row's position (ONNX TensorScatter). The attention
-function reads keys up to each row's length (ONNX Attention), causally where the module says so, and within a layer's
-window where it has one (``tracing.windows``). Both are custom operators that run in PyTorch too. No architecture is
-known by name.
+function reads keys up to each row's length (``tracing.attention``), causally where the module says so, within a layer's
+window where it has one (``tracing.windows``), and beside its sinks. What it computes with are custom operators that
+run in PyTorch too. No architecture is known by name.
 
 Lengths are passed as a 4-dimensional ``attention_mask`` [B, 1, 1, 1] int64, which Transformers hands to the attention
 function unchanged, for every architecture.
 
-Source: ONNX operators TensorScatter-24 and Attention-24.
+Source: ONNX operator TensorScatter-24.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 from onnxscript.onnx_opset import opset24
+from outrider.export.graph.tracing import attention
+from outrider.export.graph.tracing.attention import attend, attend_scored, beside_sinks
 from outrider.export.graph.tracing.windows import Windows
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
@@ -30,7 +32,7 @@ ATTENTION_NAME = "outrider_kv"
 POSITIONS_VALUE = "span_positions"
 
 # Arguments of an attention function that change its result and that the graph cannot express yet.
-_REFUSED_ARGUMENTS = ("s_aux", "sinks", "head_mask", "alibi", "cu_seq_lens_q")
+_REFUSED_ARGUMENTS = ("sinks", "head_mask", "alibi", "cu_seq_lens_q")
 
 
 class UnsupportedAttentionError(Exception):
@@ -48,60 +50,6 @@ def scatter_kv(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
 @scatter_kv.register_fake
 def _(past: Tensor, update: Tensor, start: Tensor) -> Tensor:
     return torch.empty_like(past)
-
-
-@torch.library.custom_op("outrider::attend", mutates_args=())
-def attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    lengths: Tensor,
-    scale: float,
-    softcap: float,
-    is_causal: bool,
-) -> Tensor:
-    """Return grouped-query attention [B, Hq, T, Dv] over each row's keys, causal from the row's end or over all.
-
-    Args:
-        query: [B, Hq, T, D]; where causal, its last token is token ``lengths[b] - 1`` of row b.
-        key: [B, H, S, D], valid up to ``lengths[b]``.
-        value: [B, H, S, Dv].
-        bias: [1 or B, Hq, T, S], added to the scaled scores; None for none.
-        lengths: [B] int64.
-        scale: factor on the scores.
-        softcap: c of c * tanh(score / c); 0 is off.
-        is_causal: whether a token sees no later ones.
-    """
-    groups = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(groups, dim=1)
-    value = value.repeat_interleave(groups, dim=1)
-    scores = (query @ key.transpose(2, 3)) * scale
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + bias
-    num_tokens, capacity = query.shape[2], key.shape[2]
-    last = lengths[:, None].expand(-1, num_tokens) - 1
-    if is_causal:
-        last = last - num_tokens + 1 + torch.arange(num_tokens, device=query.device)
-    is_seen = torch.arange(capacity, device=query.device) <= last[:, :, None]
-    scores = scores.masked_fill(~is_seen[:, None], float("-inf"))
-    return scores.softmax(dim=-1) @ value
-
-
-@attend.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    lengths: Tensor,
-    scale: float,
-    softcap: float,
-    is_causal: bool,
-) -> Tensor:
-    return query.new_empty(query.shape[:3] + value.shape[3:])
 
 
 @torch.library.custom_op("outrider::span_positions", mutates_args=())
@@ -137,38 +85,12 @@ def _onnx_scatter(past: Any, update: Any, start: Any) -> Any:
     return _ONNX.TensorScatter(past, update, start, axis=2, mode="linear")
 
 
-def _onnx_attend(
-    query: Any,
-    key: Any,
-    value: Any,
-    bias: Any,
-    lengths: Any,
-    scale: float,
-    softcap: float,
-    is_causal: bool,
-) -> Any:
-    output, _, _, _ = _ONNX.Attention(
-        query,
-        key,
-        value,
-        bias,
-        None,
-        None,
-        lengths,
-        is_causal=int(is_causal),
-        scale=scale,
-        softcap=softcap,
-    )
-    return output
-
-
 def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the ONNX form of each custom operator, for ``torch.onnx.export``."""
     return {
         torch.ops.outrider.span_positions.default: _onnx_positions,
         torch.ops.outrider.scatter_kv.default: _onnx_scatter,
-        torch.ops.outrider.attend.default: _onnx_attend,
-    }
+    } | attention.translation_table()
 
 
 class ScatterCache(Cache):
@@ -202,6 +124,7 @@ def _attention(
     scaling: float | None = None,
     position_bias: Tensor | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     *,
     windows: Windows | None = None,
     **kwargs: Any,
@@ -217,7 +140,12 @@ def _attention(
     lengths = attention_mask.reshape(-1)
     # As PyTorch's own: a module that does not say so is causal.
     is_causal = bool(getattr(module, "is_causal", True))
-    output = attend(query, key, value, position_bias, lengths, scale, softcap, is_causal)
+    given = query, key, value, position_bias, lengths, scale, softcap, is_causal
+    if s_aux is None:
+        output = attend(*given)
+    else:
+        answers, scores = attend_scored(*given)
+        output = beside_sinks(answers, scores, s_aux)
     return output.transpose(1, 2).contiguous(), None
 
 

@@ -54,6 +54,19 @@ class Windows:
             self._biases[window] = window_bias(*self._span, window)
         return self._biases[window]
 
+    def why_not(self, window: int | None) -> str:
+        """Return how the windows that layers asked for are not the configuration's, which parity looks beyond.
+
+        Empty where they are.
+        """
+        wanted = set() if window is None or window >= self._num_positions else {window}
+        if self.found == wanted:
+            return ""
+        return (
+            f"layers attend within windows of {sorted(self.found)} tokens, "
+            f"sliding_window of the configuration says {sorted(wanted)}"
+        )
+
 
 @torch.library.custom_op("outrider::window_bias", mutates_args=())
 def window_bias(queries: Tensor, keys: Tensor, window: int) -> Tensor:

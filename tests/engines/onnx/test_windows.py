@@ -1,4 +1,4 @@
-"""A model with a sliding window behind the engine's contract: every text of the suite is longer than the window."""
+"""Models with a sliding window, and with sinks, behind the engine's contract: its texts are longer than the window."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tests.engines.tree_contract import TreeContract
 WINDOW, CONTEXT = 5, 64
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Gemma 3 of two layers, the first with a window."""
-    folder = tmp_path_factory.mktemp("windowed") / "gemma3"
-    model = random_model("gemma3_text", 96, sliding_window=WINDOW, vocab_size=VOCAB_SIZE)
+@pytest.fixture(scope="module", params=["gemma3_text", "granite_swa"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, the first with a window; heads of the second family have sinks."""
+    family = str(request.param)
+    folder = tmp_path_factory.mktemp("windowed") / family
+    model = random_model(family, 96, sliding_window=WINDOW, vocab_size=VOCAB_SIZE)
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
-def bundle(
-    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Bundle:
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """In float32, and of the family with sinks in int8, whose graph packs no rows."""
     return export_bundle(
         target=checkpoint,
         draft=None,
-        out=tmp_path_factory.mktemp("windowed") / str(request.param),
-        weights=str(request.param),
+        out=tmp_path_factory.mktemp("windowed") / "bundle",
+        weights="int8" if checkpoint.name == "granite_swa" else "float32",
         max_context=CONTEXT,
         max_batch=4,
         max_gamma=4,
@@ -55,8 +55,8 @@ class TestWindow(TreeContract):
     def make_engine(self, bundle: Bundle) -> MakeEngine:
         return lambda: open_engine(bundle, "target", max_batch=4, with_trees=True)
 
-    def test_bits_are_equal_in_all_shapes(self, engine: Engine) -> None:
-        assert engine.packs_rows
+    def test_bits_are_equal_in_all_shapes(self, engine: Engine, checkpoint: Path) -> None:
+        assert engine.packs_rows == (checkpoint.name == "gemma3_text")
         assert has_equal_bits(engine)
 
     def test_spans_of_every_width_have_the_bits_of_one(self, engine: Engine) -> None:
@@ -73,7 +73,7 @@ class TestWindow(TreeContract):
             np.testing.assert_array_equal(np.concatenate(found), expected)
 
 
-@pytest.mark.parametrize("bundle", ["float32"], indirect=True)
+@pytest.mark.parametrize("checkpoint", ["gemma3_text"], indirect=True)
 def test_answers_are_those_of_the_checkpoint(bundle: Bundle, checkpoint: Path) -> None:
     sizes = {"max_batch": 2, "max_context": CONTEXT, "max_extend": CONTEXT, "max_tree_nodes": 9}
     engines = [open_engine(bundle, "target", max_batch=2), open_checkpoint(checkpoint, **sizes)]
@@ -82,8 +82,14 @@ def test_answers_are_those_of_the_checkpoint(bundle: Bundle, checkpoint: Path) -
     np.testing.assert_allclose(mine, expected, rtol=0.0, atol=1e-4)
 
 
-def test_a_bundle_loads_again(bundle: Bundle) -> None:
+def test_the_certificate_looks_beyond_the_window(bundle: Bundle) -> None:
     certificate = load_bundle(bundle.root).manifest.certificate["target"]
     part = certificate.get("int8", certificate)
     assert {"window", "tree_window"} <= part.keys()
-    assert "window" in part["grouped"].keys() & part["device"].keys()
+    others = {name for name in ("grouped", "device") if "window" in part.get(name, {})}
+    if bundle.manifest.target.weights == "float32":
+        assert others == {"grouped", "device"}
+    else:
+        assert not others
+        assert "sinks" in certificate["no_device"]
+        assert not bundle.manifest.target.device_precision

@@ -108,7 +108,7 @@ def test_pointers_follow_the_worked_example() -> None:
         drafter._sampler = Judge()
     for name, length in (("a", 10), ("b", 7), ("c", 12)):
         harness.submit(name, range_prompt(length), max_tokens=40, drafter="model", gamma=4)
-    harness.worker._inbox.admit(harness.worker._rows.admit)
+    harness.worker._inbox.admit(harness.worker._rows.admit, 0.0)
     for request in harness.live:
         slot, known = request.slot, tuple(request.history.tolist())
         for engine in (harness.target, harness.draft):

@@ -120,7 +120,9 @@ def test_layers_that_share_a_window_share_its_bias() -> None:
 def test_a_window_that_the_configuration_does_not_name_is_refused(tmp_path: Path) -> None:
     model = windowed("gemma2")
     model.model.layers[0].self_attn.sliding_window = 5
-    with pytest.raises(BundleError, match=r"windows of \[5\] tokens.* says \[6\]"):
+    with pytest.raises(
+        BundleError, match=r"target: layers .* windows of \[5\] tokens.* says \[6\]"
+    ):
         export_model(model, tmp_path / "target" / "model.onnx")
 
 
