@@ -17,6 +17,7 @@ from outrider.engines.bundle.text2text import TEXT, SourceEntry
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import WEIGHT_KINDS, halved_logits, make_part
 from outrider.export.pipeline import export_bundle
+from safetensors.numpy import save_file
 from transformers import BartConfig
 
 from tests.export.text2text_models import random_text2text
@@ -112,7 +113,7 @@ def test_a_draft_reads_whatever_the_target_reads(
     for name, those in (("target", sizes), ("draft", sizes | changes)):
         config = BartConfig(**those)
         config.save_pretrained(tmp_path / name)
-        (tmp_path / name / "model.safetensors").write_bytes(b"")
+        save_file({}, tmp_path / name / "model.safetensors")
     with pytest.raises(BundleError, match=message):
         export_pair(tmp_path / "target", tmp_path / "draft", tmp_path)
 
