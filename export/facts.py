@@ -77,14 +77,15 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
     """Return the sizes of a model; generation settings override its special tokens."""
     sizes = _normalized(config)
     num_heads = int(sizes.num_attention_heads)
+    latent_size = _latent_head_size(config)
     vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
     eos = getattr(source, "eos_token_id", None)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     return ModelFacts(
         num_layers=_num_layers(config, sizes),
-        num_kv_heads=_num_kv_heads(config, num_heads),
-        head_size=_head_size(config, sizes),
+        num_kv_heads=_num_kv_heads(config, num_heads) if latent_size is None else num_heads,
+        head_size=latent_size or _head_size(config, sizes),
         vocab_size=vocab_size,
         max_position=_max_position(config),
         window=_window(config),
@@ -156,6 +157,14 @@ def _head_size(config: PretrainedConfig, sizes: Any) -> int:
         getattr(config, "head_dim", None)
         or int(sizes.hidden_size) // int(sizes.num_attention_heads)
     )
+
+
+def _latent_head_size(config: PretrainedConfig) -> int | None:
+    """Return the size of a key or value, the larger one, that layers expand latents to; None where there are none."""
+    if not getattr(config, "kv_lora_rank", None):
+        return None
+    key_size = int(config.qk_nope_head_dim) + int(config.qk_rope_head_dim)
+    return max(key_size, int(config.v_head_dim))
 
 
 def _max_position(config: PretrainedConfig) -> int:

@@ -19,6 +19,7 @@ from outrider.export.graph.tracing.kv_export import (
     UnsupportedAttentionError,
     taken_over,
 )
+from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.signatures import decoder_signature
 from outrider.export.graph.tracing.windows import Windows
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -86,6 +87,7 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
     windows = Windows(facts.max_position)
     with (
         separate_experts(model),
+        angles_without_complex(model),
         taken_over(model, windows) as head,
         torch.no_grad(),
         torch.device("meta"),

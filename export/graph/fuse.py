@@ -34,7 +34,10 @@ def fuse(model: ir.Model) -> None:
 
 
 def _fold_shapes(graph: ir.Graph) -> None:
-    """Make Reshape targets constant where leading symbolic axes are copied and one more at most is inferred."""
+    """Make Reshape targets constant where leading symbolic axes are copied and one more at most is inferred.
+
+    What is reshaped and back stays as it was.
+    """
     for node in list(graph):
         if node.op_type != "Reshape":
             continue
@@ -43,11 +46,21 @@ def _fold_shapes(graph: ir.Graph) -> None:
         if (vector := _same_vector(node)) is not None:
             result.replace_all_uses_with(vector)
             continue
+        before = inner.inputs[0] if (inner := source(value, "Reshape")) else None
+        if before is not None and _has_shape(before, result.shape):
+            result.replace_all_uses_with(before)
+            continue
         target = _constant_target(value.shape, result.shape)
         if target is not None and constant(node.inputs[1]) is None:
             shape = put(graph, np.array(target, np.int64), f"{result.name}.shape")
             node.replace_input_with(1, shape)
             node.attributes.pop("allowzero", None)
+
+
+def _has_shape(value: ir.Value, shape: ir.Shape | None) -> bool:
+    """Return whether a value has a shape, of which everything is known."""
+    is_known = shape is not None and all(str(size) != "None" for size in shape)
+    return is_known and value.shape == shape
 
 
 def _constant_target(before: ir.Shape | None, after: ir.Shape | None) -> list[int] | None:

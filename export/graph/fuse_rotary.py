@@ -1,6 +1,7 @@
 """Rotary position embedding as one operator, instead of slices and a concatenation.
 
-Requires the half-rotated form x * cos + (-x2 | x1) * sin, whose angles are the same in both halves of the last axis.
+Requires the half-rotated form x * cos + (-x2 | x1) * sin, whose angles are the same in both halves of the last axis, or
+its halves (x1 * cos - x2 * sin | x2 * cos + x1 * sin), wherever these come from.
 Ensures RotaryEmbedding on [B, H, T, D] with caches [B, T, D / 2] computed in the graph, so scaling of angles stays.
 
 Source: Su et al. 2021 (arXiv:2104.09864), section 3.4.2; ONNX operator RotaryEmbedding-23.
@@ -22,6 +23,8 @@ def fuse_rotary(graph: ir.Graph) -> None:
     for node in list(graph):
         if node.op_type == "Add":
             _fuse_one(graph, node, halves)
+        elif node.op_type == "Concat" and len(node.inputs) == 2:
+            _fuse_halves(graph, node)
 
 
 def _fuse_one(graph: ir.Graph, node: ir.Node, halves: dict[ir.Value, ir.Value]) -> None:
@@ -38,6 +41,34 @@ def _fuse_one(graph: ir.Graph, node: ir.Node, halves: dict[ir.Value, ir.Value]) 
                     return
                 replace(graph, node, ir.node("RotaryEmbedding", [value, *caches]))
                 return
+
+
+def _fuse_halves(graph: ir.Graph, node: ir.Node) -> None:
+    """Rewrite (x1 * cos - x2 * sin | x2 * cos + x1 * sin), where it fits."""
+    less, more = (
+        source(value, kind) for value, kind in zip(node.inputs, ("Sub", "Add"), strict=True)
+    )
+    if less is None or more is None:
+        return
+    kept, crossed = (source(value, "Mul") for value in less.inputs)
+    others = [source(value, "Mul") for value in more.inputs]
+    if kept is None or crossed is None or None in others:
+        return
+    for first, cosine in commuted(kept):
+        for second, sine in commuted(crossed):
+            wanted = [{second, cosine}, {first, sine}]
+            found = [{*other.inputs} for other in others if other is not None]
+            caches = [_row(factor) for factor in (cosine, sine)]
+            if found not in (wanted, wanted[::-1]) or None in caches:
+                continue
+            attributes = {"axis": node.attributes.get_int("axis", 0)}
+            joined = ir.node("Concat", [first, second], attributes=attributes)
+            whole, result = joined.outputs[0], node.outputs[0]
+            whole.name, whole.type = f"{result.name}.halves", result.type
+            whole.shape = result.shape
+            graph.insert_before(node, joined)
+            replace(graph, node, ir.node("RotaryEmbedding", [whole, *caches]))
+            return
 
 
 def _is_half_turn(rotated: ir.Value, value: ir.Value) -> bool:
@@ -73,13 +104,19 @@ def _slice_of(part: ir.Value | None, value: ir.Value) -> tuple[int, int] | None:
 
 def _cache(graph: ir.Graph, factor: ir.Value, halves: dict[ir.Value, ir.Value]) -> ir.Value | None:
     """Return the first half [B, T, D / 2] of the factor [B, 1, T, D], when its halves are equal."""
+    whole = _row(factor)
+    return None if whole is None else _half(graph, whole, halves)
+
+
+def _row(factor: ir.Value) -> ir.Value | None:
+    """Return the value [B, T, size] of a factor [B, 1, T, size] of all heads."""
     spread = source(factor, "Unsqueeze")
     axes = constant(spread.inputs[1]) if spread else None
     if spread is None or axes is None or axes.reshape(-1).tolist() != [1]:
         return None
     whole = spread.inputs[0]
     is_row = whole is not None and whole.shape is not None and len(whole.shape) == 3
-    return _half(graph, whole, halves) if is_row else None
+    return whole if is_row else None
 
 
 def _half(

@@ -17,8 +17,8 @@ starts from the residual: beyond 256 products to a sum it rounds otherwise than 
 Attention to a source gathers its queries and its answers so; its keys and values were packed when they were read.
 
 Requires a graph whose attention nodes take their heads from Reshape and Transpose, possibly through RMSNormalization,
-Split, Slice, Concat and RotaryEmbedding, and whose positions only rotate, look up an embedding or make a bias of
-attention. Ensures the same function, and no product with weights over padding.
+Split, Slice, Pad, Concat and RotaryEmbedding, or repeat what a Reshape makes one head, and whose positions only rotate,
+look up an embedding or make a bias of attention. Ensures the same function, and no product with weights over padding.
 
 Source: ONNX operators Gather-13, GatherND-13, RotaryEmbedding-23.
 """
@@ -34,6 +34,8 @@ from outrider.export.graph.attention_kinds import BIAS, KEYS, QUERIES, VALUES
 from outrider.export.graph.edits import Axis, constant, put, put_input, replace, source
 
 _HEADS_FIRST = (0, 2, 1, 3)
+# Operators of heads [B, h, T, D] that know nothing of rows.
+_KEEPING = frozenset({"Split", "Slice", "RotaryEmbedding", "RMSNormalization", "Expand", "Pad"})
 # Inputs of RotaryEmbedding.
 _COS, _SIN, _PLACES = 1, 2, 3
 # Sizes of packed rows instead of a rectangle's [B, T, size]; the last is kept.
@@ -74,11 +76,29 @@ class _Entries:
         node = None if value is None else value.producer()
         if node is None or node in self._packed:
             return node is not None
-        if node.op_type in ("Split", "Slice", "RotaryEmbedding", "RMSNormalization"):
+        if node.op_type in _KEEPING:
             return self.pack(node.inputs[0])
         if node.op_type == "Concat":
             return all(map(self.pack, node.inputs))
+        if node.op_type == "Reshape":
+            return self._pack_one_head(node)
         return node.op_type == "Transpose" and self._pack_heads(node)
+
+    def _pack_one_head(self, raised: ir.Node) -> bool:
+        """Gather the rows of what all heads share, [B, T, D] so far, where a Reshape gave it an axis."""
+        sizes = constant(raised.inputs[1])
+        if sizes is None or len(sizes) != 4 or sizes[1] != 1 or raised.inputs[0] is None:
+            return False
+        rows, name = ir.node("Reshape", [raised.inputs[0], None]), raised.outputs[0].name
+        flat = put(self._graph, np.array([-1, int(sizes[3])], np.int64), f"{name}.rows")
+        rows.replace_input_with(1, flat)
+        rows.outputs[0].name, rows.outputs[0].type = f"{name}.flat", raised.outputs[0].type
+        self._graph.insert_before(raised, rows)
+        gathered = ir.node("Gather", [rows.outputs[0], self._rows_of(1)])
+        replace(self._graph, raised, gathered)
+        self._graph.remove(raised, safe=True)
+        self._packed.add(gathered)
+        return True
 
     def _pack_heads(self, turned: ir.Node) -> bool:
         split = turned.inputs[0]

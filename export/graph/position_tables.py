@@ -39,8 +39,12 @@ def tabulate_positions(graph: ir.Graph, num_positions: int) -> None:
     if positions is None:
         return
     nodes = _computed_from(positions, graph)
-    for value in _results(nodes, positions):
-        table = _table(value, positions, nodes, num_positions)
+    # All before the first is replaced: one may be computed from another.
+    tables = [
+        (value, _table(value, positions, nodes, num_positions))
+        for value in _results(nodes, positions)
+    ]
+    for value, table in tables:
         if table is not None:
             stored = put(graph, table, f"{value.name}{TABLE_SUFFIX}")
             lookup = ir.node("Gather", [stored, positions], attributes={"axis": 0})

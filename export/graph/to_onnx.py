@@ -28,9 +28,10 @@ from outrider.export.graph.attention_kinds import (
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
-from outrider.export.graph.tracing import experts, kv_export, stack_tables, windows
+from outrider.export.graph.tracing import experts, kv_export, latents, stack_tables, windows
 from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
+from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
 from outrider.export.graph.tracing.text2text import SourcedDecoder, SourceReader
@@ -90,6 +91,7 @@ def export_model(
             with (
                 separate_experts(model),
                 stand_ins.inside(model),
+                angles_without_complex(model),
                 taken_over(model, seen) as head,
             ):
                 decoder = CanonicalDecoder(model, head, seen, max_position=last)
@@ -220,7 +222,8 @@ def _trace(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
             custom_translation_table=kv_export.translation_table()
             | stack_tables.translation_table()
             | windows.translation_table()
-            | experts.translation_table(),
+            | experts.translation_table()
+            | latents.translation_table(),
             external_data=True,
             verbose=False,
         )

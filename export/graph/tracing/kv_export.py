@@ -24,6 +24,7 @@ from outrider.export.graph.tracing import attention
 from outrider.export.graph.tracing.attention import attend, attend_scored, beside_sinks
 from outrider.export.graph.tracing.windows import Windows
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -94,10 +95,22 @@ def translation_table() -> dict[Callable[..., Any], Callable[..., Any]]:
 
 
 class ScatterCache(Cache):
-    """Caches of all layers as plain tensors; ``update`` replaces a layer's tensors."""
+    """Caches of all layers as plain tensors; ``update`` replaces a layer's tensors.
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], start: Tensor) -> None:
+    Where it ``is_late``, layers would cache latents and expand those of the whole text in every call: ``update`` passes
+    latents on as they are, and the attention function, which is given them expanded, calls ``write``.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        start: Tensor,
+        *,
+        is_late: bool = False,
+    ) -> None:
         super().__init__(layers=[])
+        self._is_late = is_late
         self.keys = list(keys)
         self.values = list(values)
         self.start = start
@@ -105,7 +118,18 @@ class ScatterCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Return the layer's caches [B, H, S, D] with the new states [B, H, T, D] written in."""
+        """Return the layer's caches [B, H, S, D] with the new states [B, H, T, D] written in, or those states."""
+        if self._is_late:
+            return key_states, value_states
+        return self.write(key_states, value_states, layer_idx)
+
+    def write(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int
+    ) -> tuple[Tensor, Tensor]:
+        """Write new states, of D columns or fewer, and return the layer's caches [B, H, S, D]."""
+        key_states, value_states = (
+            widened(states, self.keys[layer_idx].shape[3]) for states in (key_states, value_states)
+        )
         self.keys[layer_idx] = scatter_kv(self.keys[layer_idx], key_states, self.start)
         self.values[layer_idx] = scatter_kv(self.values[layer_idx], value_states, self.start)
         return self.keys[layer_idx], self.values[layer_idx]
@@ -113,6 +137,12 @@ class ScatterCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return zero: positions are given explicitly."""
         return 0
+
+
+def widened(states: Tensor, size: int) -> Tensor:
+    """Return states [B, H, T, D] with zeros behind their columns, ``size`` of all."""
+    missing = size - states.shape[3]
+    return functional.pad(states, (0, missing)) if missing else states
 
 
 def _attention(
@@ -127,6 +157,7 @@ def _attention(
     s_aux: Tensor | None = None,
     *,
     windows: Windows | None = None,
+    late_cache: ScatterCache | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     _check_arguments(attention_mask, kwargs)
@@ -138,6 +169,11 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(kwargs.get("softcap") or 0.0)
     lengths = attention_mask.reshape(-1)
+    size = value.shape[3]
+    if late_cache is not None:
+        layer: Any = module.layer_idx
+        key, value = late_cache.write(key, value, layer)
+        query = widened(query, key.shape[3])
     # As PyTorch's own: a module that does not say so is causal.
     is_causal = bool(getattr(module, "is_causal", True))
     given = query, key, value, position_bias, lengths, scale, softcap, is_causal
@@ -146,7 +182,8 @@ def _attention(
     else:
         answers, scores = attend_scored(*given)
         output = beside_sinks(answers, scores, s_aux)
-    return output.transpose(1, 2).contiguous(), None
+    output = output.transpose(1, 2)
+    return (output if size == value.shape[3] else output[..., :size]).contiguous(), None
 
 
 def _check_arguments(attention_mask: Tensor | None, arguments: Mapping[str, Any]) -> None:
@@ -210,6 +247,7 @@ class CanonicalDecoder(nn.Module):
         super().__init__()
         self._gathering = head
         self._windows = windows
+        self._is_late = any(hasattr(module, "expand_kv") for module in model.modules())
         self.model = model
         self.max_position = max_position
 
@@ -232,7 +270,8 @@ class CanonicalDecoder(nn.Module):
         """
         num_tokens = tokens.shape[1]
         self._gathering.columns = logit_positions
-        cache = ScatterCache(keys, values, start)
+        cache = ScatterCache(keys, values, start, is_late=self._is_late)
+        known = {"late_cache": cache} if self._is_late else {}
         # Padded columns may lie beyond the model's position table.
         positions = span_positions(start, tokens, self.max_position - 1)
         self._windows.begin(positions, keys[0])
@@ -242,5 +281,6 @@ class CanonicalDecoder(nn.Module):
             attention_mask=(start + num_tokens)[:, None, None, None],
             past_key_values=cache,
             use_cache=True,
+            **known,
         )
         return output.logits, cache.keys, cache.values

@@ -55,6 +55,11 @@ def test_family_with_experts_answers_as_pytorch_does(family: str, tmp_path: Path
     assert not [name for name, _ in model.named_modules() if "separate" in name]
 
 
+def test_keys_and_values_are_cached_as_they_are_expanded_not_as_latents() -> None:
+    facts = model_facts(random_experts("deepseek_v3").config)
+    assert (facts.num_kv_heads, facts.head_size) == (4, 16 + 8)
+
+
 def test_experts_stored_as_integers_give_a_row_the_same_bits_in_every_batch(
     mixtral: PreTrainedModel, tmp_path: Path
 ) -> None:
