@@ -37,6 +37,8 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
+# Activations whose bits depend on an element's place in its tensor, by PyTorch's names; see ``graph.to_onnx``.
+_PLACE_DEPENDENT = frozenset({"celu", "elu", "mish", "selu", "softplus"})
 
 
 def refuse_untraceable(name: str, config: PretrainedConfig, facts: ModelFacts) -> None:
@@ -59,10 +61,15 @@ def refuse_untraceable(name: str, config: PretrainedConfig, facts: ModelFacts) -
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[misc]
-    """Records the calls of the operators that stand for attention and cache."""
+    """Records the calls of the operators that stand for attention and cache.
+
+    Attributes:
+        placed: operators of ``_PLACE_DEPENDENT`` that were called.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.placed: set[str] = set()
         self.arguments: dict[str, list[dict[str, Any]]] = {"attend": [], "scatter_kv": []}
 
     def __torch_dispatch__(
@@ -70,6 +77,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
     ) -> Any:
         """Run the operator, and note its arguments by name where it is one of them."""
         namespace, _, operator = func.name().partition("::")
+        # Of a vector of parameters it is a constant of the graph.
+        if namespace == "aten" and operator in _PLACE_DEPENDENT and args[0].dim() > 1:
+            self.placed.add(operator)
         operator = operator.removesuffix("_scored")
         if namespace == "outrider" and operator in self.arguments:
             names = [argument.name for argument in func._schema.arguments]
@@ -96,6 +106,11 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
         example = _on_meta(decoder_signature(facts).example)
         with calls:
             logits, _, _ = decoder(*example)
+    if calls.placed:
+        return (
+            f"the model computes by {', '.join(sorted(calls.placed))}, which rounds by an element's place in the call, "
+            "so that answers would depend on what else is in the batch"
+        )
     attends, scattered = calls.arguments["attend"], calls.arguments["scatter_kv"]
     if not attends:
         return "the model does not attend through the attention interface of Transformers"

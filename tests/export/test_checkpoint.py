@@ -58,6 +58,7 @@ def write_config(folder: Path, family: str, **fields: object) -> Path:
         ("prophetnet", {}, "attention interface"),
         ("fsmt", {}, "attention interface"),
         ("t5gemma", {}, "configurations of their own"),
+        ("laguna", {}, "computes by softplus"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_with_its_reason(
