@@ -43,6 +43,7 @@ RULES = {
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status prometheus_client",
+    "runtime.serving.http": f"{CORE} google outrider.v1 runtime.serving prometheus_client",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
@@ -81,12 +82,14 @@ HEAVY = {
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
     "cryptography": "engines.bundle.signatures runtime.serving.doors",
+    "starlette": "runtime.serving.http",
+    "uvicorn": "runtime.serving.http",
     "jwt": "runtime.serving.doors",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.doors outrider"
+    "runtime.grammar.library runtime.serving.doors runtime.serving.http.opening outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

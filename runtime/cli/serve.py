@@ -68,6 +68,23 @@ def serve(
         str | None,
         typer.Option(help="Prometheus on HOST:PORT or unix:PATH.", rich_help_panel=ADDRESSES),
     ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=65535, help="OpenAI's HTTP on the loopback.", rich_help_panel=ADDRESSES
+        ),
+    ] = None,
+    http_address: Annotated[
+        str | None,
+        typer.Option(
+            help="OpenAI's HTTP on HOST:PORT; other than the loopback's with TLS only.",
+            rich_help_panel=ADDRESSES,
+        ),
+    ] = None,
+    http_port_file: Annotated[
+        Path | None,
+        typer.Option(help="Written with the bound port of HTTP.", rich_help_panel=ADDRESSES),
+    ] = None,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -297,7 +314,9 @@ def serve(
             address=addresses[0],
             socket_path=uds if len(addresses) > 1 else None,
             port_file=port_file,
-            metrics_address=_metrics_address(metrics_port, metrics_address),
+            metrics_address=_one_address("metrics", metrics_port, metrics_address),
+            http_address=_one_address("http", http_port, http_address),
+            http_port_file=http_port_file,
             doors=doors,
             audit_log=audit_log,
             costs_folder=costs,
@@ -327,9 +346,10 @@ def _addresses(host: str | None, port: int | None, uds: Path | None) -> list[str
     return addresses + ([] if uds is None else [f"{UNIX}{uds}"])
 
 
-def _metrics_address(port: int | None, address: str | None) -> str | None:
+def _one_address(name: str, port: int | None, address: str | None) -> str | None:
+    """Return the address of options NAME_port and NAME_address, of which one at most may be given."""
     if port is not None and address is not None:
-        raise ConfigError("metrics_port", "must be left out where metrics_address is given")
+        raise ConfigError(f"{name}_port", f"must be left out where {name}_address is given")
     return address if port is None else f"127.0.0.1:{port}"
 
 
