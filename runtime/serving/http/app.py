@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from outrider.runtime.core import errors
 from outrider.runtime.serving.http.answers import (
@@ -22,6 +22,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
+
+_Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,7 @@ def router(
     async def info(scope: Scope, receive: Receive, send: Send) -> None:
         await answer_json(tokenizer_info(intake), send)
 
-    gets = {
+    gets: dict[str, _Application] = {
         "/v1/models": models,
         "/health": health,
         "/live": live,
@@ -68,7 +70,7 @@ def router(
         "/tokenizer_info": info,
         **{path: page.send for path, page in pages.items()},
     }
-    posts = {
+    posts: dict[str, _Application] = {
         "/v1/completions": Completions(intake, max_bytes, is_chat=False),
         "/v1/chat/completions": Completions(intake, max_bytes, is_chat=True),
         "/tokenize": _Asked(intake, max_bytes, tokenize),
@@ -82,7 +84,7 @@ def router(
 class _Answered:
     """An application whose errors are answered by the table."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: _Application) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -45,7 +45,7 @@ def reloaded_context(
                 log.error("HTTP: the certificate's files cannot be read, the old one stays")
         connection.context = newest
 
-    first.sni_callback = choose  # type: ignore[assignment]
+    first.sni_callback = choose
     first.options |= ssl.OP_NO_TICKET
     first.num_tickets = 0
     return first

@@ -11,7 +11,6 @@ import logging
 import time
 import uuid
 from dataclasses import replace
-from functools import lru_cache
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.options import REQUEST_ID
@@ -54,7 +53,7 @@ class Completions:
         self._max_bytes = max_bytes
         self._is_chat = is_chat
         self._ping_s = ping_s
-        self._spelling = lru_cache(1)(Spelling)
+        self._spelling: Spelling | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -80,11 +79,13 @@ class Completions:
         if wish.request_id and not REQUEST_ID.fullmatch(wish.request_id):
             raise errors.RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
         name = wish.request_id or uuid.uuid4().hex
+        if self._spelling is None:
+            self._spelling = Spelling(serving.codec)
         head = Head(
             id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{name}",
             created_s=int(time.time()),
             model=serving.model.name,
-            spelling=self._spelling(serving.codec),
+            spelling=self._spelling,
         )
         make = StreamSink if wish.streams else WholeSink
         return make(wish, head, send, {b"x-request-id": name.encode()})

@@ -19,6 +19,7 @@ from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
 from outrider.runtime.serving.http.openai.fields import Wish
 from outrider.runtime.serving.http.openai.shapes import (
     REASONS,
+    Tokens,
     chat_logprobs,
     completion_logprobs,
     provenance_of,
@@ -171,7 +172,7 @@ class StreamSink:
         spelling = self._head.spelling
         if self._wish.is_chat:
             return f'"logprobs":{_quote(chat_logprobs(batch.tokens, spelling))}'
-        tokens = (*batch.prompt, *batch.tokens)
+        tokens: Tokens = [*batch.prompt, *batch.tokens]
         found, choice.text_offset = completion_logprobs(tokens, spelling, choice.text_offset)
         return f'"logprobs":{_quote(found)}'
 
