@@ -15,10 +15,10 @@ from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import export as cli_export
 from outrider.runtime.cli import key as cli_key
 from outrider.runtime.cli import offline as cli_offline
-from outrider.runtime.cli import serve as cli_serve
 from outrider.runtime.cli import signing as cli_signing
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
+from outrider.runtime.cli.serve import command as cli_serve
 
 app = typer.Typer(
     name="outrider",
