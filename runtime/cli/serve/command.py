@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.cli.serve import addresses as places
-from outrider.runtime.cli.serve import doors, engines, limits
+from outrider.runtime.cli.serve import doors, engines, limits, settings
 from outrider.runtime.cli.serve import drafting as drafts
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES
+from outrider.runtime.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.runtime.serving.opening import ServeOptions
 else:
     ServeOptions = Any  # typer evaluates annotations, and the real one takes seconds to import
 
-Bundle = Annotated[Path, typer.Argument(help="Bundle to serve.")]
+Bundle = Annotated[
+    Path | None, typer.Argument(help="Bundle to serve.", envvar="OUTRIDER_SERVE_BUNDLE")
+]
 ModelName = Annotated[str | None, typer.Option(help="Default: the folder's name.")]
 GenerationDefaults = Annotated[
     bool,
@@ -28,7 +32,8 @@ GenerationDefaults = Annotated[
 
 
 def what_to_serve(
-    bundle: Bundle,
+    bundle: Bundle = None,
+    config: settings.ConfigFile = None,
     model_name: ModelName = None,
     generation_defaults: GenerationDefaults = False,
     host: places.Host = None,
@@ -58,6 +63,7 @@ def what_to_serve(
     hang_s: limits.HangS = 10.0,
     lb_delay_s: limits.LbDelayS = 5.0,
     message_interval_s: limits.MessageIntervalS = 0.05,
+    limit: limits.Limit = None,
     device: engines.Device = "auto",
     threads: engines.Threads = 2,
     sampler: engines.Sampler = "auto",
@@ -87,7 +93,12 @@ def what_to_serve(
     from outrider.runtime.serving.doors.options import DoorOptions
     from outrider.runtime.serving.opening import ServeOptions
 
-    config = ServerConfig(
+    if bundle is None:
+        raise ConfigError(
+            "bundle", f"must be given, or {settings.PREFIX}_BUNDLE, or bundle in --config"
+        )
+    of_server, of_requests = limits.parse_limits(limit or ())
+    server_config = ServerConfig(
         max_running=max_running,
         max_queued=max_queued,
         max_connections=max_connections,
@@ -106,6 +117,7 @@ def what_to_serve(
         prefix_cache_bytes=prefix_cache_bytes,
         prefix_cache_scope=drafts.history_scope("prefix_cache_scope", prefix_cache_scope),
         drafting=drafts.drafting_config(datastore, scope, drafting or []),
+        **of_server,
     )
     addresses = places.addresses(host, port, uds)
     return bundle, ServeOptions(
@@ -137,11 +149,25 @@ def what_to_serve(
         trusted_signers=() if trusted_signers is None else read_signers(trusted_signers),
         applies_generation_defaults=generation_defaults,
         stage=stage,
-        config=config,
+        config=server_config,
+        limits=of_requests,
     )
 
 
-@functools.wraps(what_to_serve, assigned=())  # the options are those of what it calls
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of serve behind its own; it gets their values as keyword arguments."""
+    own = inspect.signature(command, eval_str=True)
+    of_serve = inspect.signature(what_to_serve, eval_str=True).parameters.values()
+    for one in of_serve:
+        for option in one.annotation.__metadata__:
+            # In short in the page instead.
+            option.show_envvar = False
+    fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    command.__signature__ = own.replace(parameters=[*fixed, *of_serve])  # type: ignore[attr-defined]
+    return command
+
+
+@with_settings
 def serve(**given: Any) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
     from outrider.runtime.cli.progress import compile_stage

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from outrider.runtime.cli.serve.settings import merge_pairs
 from outrider.runtime.core.config import MOST_COUNT
 from outrider.runtime.core.drafting import (
     AUTO_DRAFTERS,
@@ -68,6 +69,7 @@ Drafting = Annotated[
     list[str] | None,
     typer.Option(
         help="Setting of the drafters, NAME=VALUE; repeat for several.",
+        callback=merge_pairs,
         rich_help_panel=PANEL,
     ),
 ]

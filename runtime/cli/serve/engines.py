@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from outrider.runtime.cli.serve.settings import merge_pairs
 
 PANEL = "Engines"
 
@@ -19,7 +20,11 @@ Sampler = Annotated[
 ]
 ProviderOption = Annotated[
     list[str] | None,
-    typer.Option(help="KEY=VALUE for ONNX Runtime's CUDA provider.", rich_help_panel=PANEL),
+    typer.Option(
+        help="KEY=VALUE for ONNX Runtime's CUDA provider.",
+        rich_help_panel=PANEL,
+        callback=merge_pairs,
+    ),
 ]
 IsolateEngine = Annotated[
     bool,
