@@ -37,10 +37,10 @@ from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.isolated.worker import open_isolated
 from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
+from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.runtime.serving.watchdog import Watchdog
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
