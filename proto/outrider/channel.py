@@ -44,16 +44,16 @@ SERVICE_CONFIG: Mapping[str, Any] = {
             },
         }
     ],
-    # A draining replica refuses all of its queue at once, and a client may have it all: 256 calls by default. gRPC stops
-    # retrying at half of the tokens, a refused attempt takes one, a call that ends well gives one back.
+    # A draining replica refuses its whole queue at once, and all 256 calls may be one client's. gRPC stops retrying at
+    # half of the tokens; a refused attempt takes one, a call that ends well gives one back.
     "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1},
 }
 
 CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
     ("grpc.enable_retries", 1),
-    # A replica that was restarted is found again within these two seconds, not within gRPC's two minutes: before the next
-    # one of a rolling restart goes.
+    # A replica that was restarted is found again within two seconds, not within gRPC's two minutes: before the next one
+    # of a rolling restart goes.
     ("grpc.initial_reconnect_backoff_ms", 250),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.keepalive_time_ms", 30_000),
