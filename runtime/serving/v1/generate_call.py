@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Protocol
 
-import grpc.aio
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
 from outrider.runtime.core.tenant import Identity, is_local
 from outrider.runtime.core.validate import GenerateFields
@@ -21,20 +21,54 @@ from outrider.runtime.serving.v1.wire import (
 )
 from outrider.v1 import inference_pb2 as wire
 
-Context: TypeAlias = grpc.aio.ServicerContext
-
 # Characters of one response: at most 2 MiB of the 4 MiB that gRPC clients take.
 MOST_TEXT = 1 << 19
 
 
-class GenerateCall:
-    """A call of ``runtime.serving.frontend`` by ``identity``, parsed from bytes and answered in ``context``."""
+class CallContext(Protocol):
+    """What carries a call; gRPC's own context does."""
 
-    def __init__(self, serving: Serving, data: bytes, context: Context, identity: Identity) -> None:
+    def peer(self) -> str:
+        """Return the caller's address, as gRPC spells it."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the caller stops waiting; None where he does not say."""
+        ...
+
+    async def write(self, message: bytes) -> None:
+        """Send a message."""
+        ...
+
+
+def note_nothing(spec: RequestSpec) -> None:
+    """Note nothing of a request that is in the queue."""
+
+
+class GenerateCall:
+    """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``.
+
+    Args:
+        serving: what is served.
+        data: a ``GenerateRequest``.
+        context: carries the call.
+        identity: who calls.
+        begun: told of the request once it is in the queue.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        data: bytes,
+        context: CallContext,
+        identity: Identity,
+        begun: Callable[[RequestSpec], None] = note_nothing,
+    ) -> None:
         self._serving = serving
         self._data = data
         self._context = context
         self._identity = identity
+        self._begun = begun
         self._request = wire.GenerateRequest()
         self._spec: RequestSpec | None = None
 
@@ -60,6 +94,7 @@ class GenerateCall:
     def begin(self, spec: RequestSpec) -> None:
         """Note the seed and the name of the request in the queue."""
         self._spec = spec
+        self._begun(spec)
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
