@@ -5,31 +5,20 @@ Handlers take bytes and parse them here: grpc.aio answers a failed deserializer 
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import uuid
-from collections.abc import Awaitable
-from typing import TypeVar
 
 import grpc
-import grpc.aio
-from outrider.runtime.core import errors
 from outrider.runtime.core.options import check_text
 from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.served_model import describe
-from outrider.runtime.serving.status import trailing_status
-from outrider.runtime.serving.v1.generate_call import Context, GenerateCall
+from outrider.runtime.serving.v1.answers import Context, answered, caller_of
+from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class InferenceService:
@@ -55,39 +44,23 @@ class InferenceService:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """Stream the completions of a prompt."""
-        await self._answer("Generate", context, self._generate(data, context))
+        await answered("Generate", context, self._generate(data, context))
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""
-        return await self._answer("Abort", context, self._abort(data))
+        return await answered("Abort", context, self._abort(data))
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Return the token ids of a text."""
-        return await self._answer("Tokenize", context, self._tokenize(data))
+        return await answered("Tokenize", context, self._tokenize(data))
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
         """Return the description of the served model."""
-        return await self._answer("GetServerInfo", context, self._get_server_info(data))
-
-    async def _answer(self, method: str, context: Context, call: Awaitable[T]) -> T:
-        """Run a handler and answer any exception with a status of the table, never UNKNOWN."""
-        try:
-            return await call
-        except errors.ServingError as error:
-            failure = error
-        except Exception as error:
-            if context.done():
-                raise asyncio.CancelledError from error  # the client went away during a write
-            failure = errors.InternalError(uuid.uuid4().hex)
-            log.exception("%s: internal error %s", method, failure.error_id)
-        code, message, trailing = trailing_status(failure)
-        await context.abort(code, message, trailing)
-        raise AssertionError("abort raises")
+        return await answered("GetServerInfo", context, self._get_server_info(data))
 
     async def _generate(self, data: bytes, context: Context) -> None:
-        intake = self._intake
-        call = GenerateCall(intake.serving, data, context, gate.identity())
-        await intake.frontend.complete(call)
+        intake, caller = self._intake, caller_of(gate.identity(), context)
+        await intake.frontend.complete(GenerateCall(intake.serving, data, caller, context.write))
 
     async def _abort(self, data: bytes) -> bytes:
         frontend = self._intake.frontend
