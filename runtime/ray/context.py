@@ -12,8 +12,6 @@ that it passes on, and drops the metadata of exceptions. So
 from __future__ import annotations
 
 import asyncio
-import logging
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -21,12 +19,11 @@ import grpc
 from outrider.runtime.core import errors
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.status import is_retryable, trailing_status
+from outrider.runtime.serving.v1.answers import failure_of
 from outrider.v1 import inference_pb2 as wire
 
 LOST = "REPLICA_LOST: the replica that served the request is gone; try again"
 _ENDED = "ended"
-
-log = logging.getLogger(__name__)
 
 
 class ProxyContext(Protocol):
@@ -115,18 +112,14 @@ class CallContext:
         """Return the one message of a call, or an empty one beside what it was refused with."""
         try:
             return Encoded(await answering)
-        except errors.ServingError as error:
-            return self._tell(error)
         except Exception as error:
-            return self._tell(_internal(error))
+            return self._tell(failure_of("the call", error))
 
     async def _run(self, answering: Awaitable[None]) -> errors.ServingError | None:
         try:
             await answering
-        except errors.ServingError as error:
-            return error
         except Exception as error:
-            return _internal(error)
+            return failure_of("Generate", error)
         finally:
             await self._messages.put(None)
         return None
@@ -154,9 +147,3 @@ class CallContext:
         self._proxy.set_code(code)
         self._proxy.set_details(text)
         self._proxy.set_trailing_metadata([*trailing])
-
-
-def _internal(error: Exception) -> errors.InternalError:
-    failure = errors.InternalError(uuid.uuid4().hex)
-    log.error("internal error %s", failure.error_id, exc_info=error)
-    return failure

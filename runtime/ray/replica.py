@@ -24,6 +24,7 @@ from outrider.runtime.serving.opening import settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import SWITCH_INTERVAL_S
 from outrider.runtime.serving.supervision.supervisor import Health, Supervisor
+from outrider.runtime.serving.v1.answers import caller_of
 from outrider.runtime.serving.v1.methods import Methods
 
 NOT_BELIEVED = f"metadata {TENANT_KEY}: not believed here; leave it out"
@@ -101,7 +102,8 @@ class Replica:
         self._serving.close()
 
     async def _generate(self, data: bytes, context: CallContext, proxy: ProxyContext) -> None:
-        await self._methods.generate(data, context, self._identity(proxy), context.begin)
+        caller = caller_of(self._identity(proxy), context)
+        await self._methods.generate(data, caller, context.write, context.begin)
 
     async def _identified(
         self,
