@@ -199,10 +199,12 @@ class SlowConsumer(ServingError):
 
 
 class NotReady(ServingError):
-    """The server is still starting."""
+    """The server is still starting; ``stage`` is what it is at, if somebody has said so."""
 
     reason: str = "NOT_READY"
-    message: str = "the server is still warming up"
+
+    def __init__(self, stage: str = "") -> None:
+        super().__init__("the server is still starting" + (f": {stage}" if stage else ""))
 
 
 class ModelChanged(ServingError):

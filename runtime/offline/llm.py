@@ -34,8 +34,8 @@ from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
+from outrider.runtime.serving.supervision.watchdog import Watchdog
 from outrider.runtime.serving.v1.generate_call import GenerateCall
-from outrider.runtime.serving.watchdog import Watchdog
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.progress import Progress
@@ -291,7 +291,6 @@ async def _open(serving: Serving) -> _Intake:
     """Return the intake of a served model, whose worker runs from now on."""
     frontend = Frontend(serving, Ledger(Metrics(), serving.clock))
     serving.worker.start()
-    frontend.set_ready()
     return _Intake(frontend, asyncio.create_task(_watch(serving, frontend)))
 
 

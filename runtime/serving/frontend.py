@@ -84,7 +84,6 @@ class Frontend:
         # By tenant and the caller's id, while the request is live.
         self._live: dict[tuple[str, str], _Live] = {}
         self._has_failed = False
-        self._is_ready = False
         self._is_draining = False
         self._has_changed_model = False
         self._idle = asyncio.Event()
@@ -105,10 +104,6 @@ class Frontend:
         self._grammars = GrammarLane(serving.grammars, serving.config.retry_after_s)
         self._post = Post(asyncio.get_running_loop())
         serving.worker.after_step(self._post.send)
-
-    def set_ready(self) -> None:
-        """Take requests from now on."""
-        self._is_ready = True
 
     def close_admission(self) -> None:
         """Answer new requests with DRAINING from now on; the other methods still work."""
@@ -203,8 +198,6 @@ class Frontend:
             self._serving.worker.cancel(spec.internal_id, error)
 
     def _check_open(self) -> None:
-        if not self._is_ready:
-            raise errors.NotReady
         if self._has_changed_model:
             raise errors.ModelChanged
         if self._is_draining:

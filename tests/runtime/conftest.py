@@ -30,6 +30,8 @@ from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
 from outrider.v1 import inference_pb2 as wire
 
+from tests.runtime.served import begin, server_of
+
 ALPHABET = string.ascii_lowercase + " é"
 EOS = len(ALPHABET)
 VOCAB = EOS + 1
@@ -176,8 +178,8 @@ async def running(
         chats=chats,
         generation_defaults=generation_defaults or {},
     )
-    server = Server(serving, doors=doors, audit=audit)
-    port = await server.start(f"{host}:0", *addresses)
+    server = server_of(serving, doors=doors, audit=audit)
+    port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"
     options = (("grpc.enable_retries", 0), *options)
     async with Client(address, credentials=credentials, options=options) as client:

@@ -18,8 +18,8 @@ from outrider.runtime.core import errors
 from outrider.runtime.core.options import check_text
 from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.doors import gate
-from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.served_model import Serving, describe
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.served_model import describe
 from outrider.runtime.serving.status import trailing_status
 from outrider.runtime.serving.v1.generate_call import Context, GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
@@ -33,11 +33,12 @@ T = TypeVar("T")
 
 
 class InferenceService:
-    """Handlers of ``outrider.v1.Inference`` over one served model, whose requests ``frontend`` takes."""
+    """Handlers of ``outrider.v1.Inference`` over what ``intake`` serves."""
 
-    def __init__(self, serving: Serving, frontend: Frontend) -> None:
-        self._serving = serving
-        self._frontend = frontend
+    name = SERVICE
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of all methods, for ``server.add_generic_rpc_handlers``."""
@@ -84,28 +85,32 @@ class InferenceService:
         raise AssertionError("abort raises")
 
     async def _generate(self, data: bytes, context: Context) -> None:
-        await self._frontend.complete(GenerateCall(self._serving, data, context, gate.identity()))
+        intake = self._intake
+        call = GenerateCall(intake.serving, data, context, gate.identity())
+        await intake.frontend.complete(call)
 
     async def _abort(self, data: bytes) -> bytes:
+        frontend = self._intake.frontend
         request_ids = parse(wire.AbortRequest, data).request_ids
-        aborted = self._frontend.abort(request_ids, gate.identity().tenant)
+        aborted = frontend.abort(request_ids, gate.identity().tenant)
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
     async def _tokenize(self, data: bytes) -> bytes:
+        serving, encoder = self._intake.serving, self._intake.frontend.encoder
         request = parse(wire.TokenizeRequest, data)
-        model, limits = self._serving.model, self._serving.limits
+        model, limits = serving.model, serving.limits
         check_text("text", request.text, limits.max_prompt_bytes)
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
         if request.HasField("chat"):
             chat = chat_of(request.chat)
             check_model_chat(chat, limits, model)
-            return await self._frontend.encoder.tokenize_chat(chat, model.max_context)
-        return await self._frontend.encoder.tokenize(request, model.max_context)
+            return await encoder.tokenize_chat(chat, model.max_context)
+        return await encoder.tokenize(request, model.max_context)
 
     async def _get_server_info(self, data: bytes) -> bytes:
+        serving = self._intake.serving
         parse(wire.GetServerInfoRequest, data)
-        serving = self._serving
         response = describe(serving)
         limits, rules = response.limits, gate.identity().rules
         limits.min_priority, limits.max_priority = rules.priorities
@@ -114,7 +119,7 @@ class InferenceService:
         response.load.num_queued = snapshot.num_queued
         response.load.num_slots = snapshot.num_slots
         response.load.num_free_slots = snapshot.num_free_slots
-        response.load.is_draining = self._frontend.is_draining
+        response.load.is_draining = self._intake.frontend.is_draining
         if serving.certificate:
             response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
         return response.SerializeToString()

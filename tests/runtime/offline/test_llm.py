@@ -26,7 +26,8 @@ from outrider.runtime.core.errors import (
 )
 from outrider.runtime.offline import llm as llm_module
 from outrider.runtime.serving.opening import ServeOptions, open_serving
-from outrider.runtime.serving.server import Server
+
+from tests.runtime.served import begin, server_of
 
 PROMPTS = ("the quick", "def add(", "once upon a time")
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -43,8 +44,8 @@ async def test_answers_are_those_of_the_server(llm: LLM, tiny_bundle: Path):
     params = SamplingParams(seed=5, max_tokens=12, logprobs=2, return_provenance=True)
     config = ServerConfig(default_gamma=3, max_running=4, lb_delay_s=0.0, drain_timeout_s=0.0)
     serving = open_serving(tiny_bundle, ServeOptions(config=config))
-    server = Server(serving)
-    port = await server.start("127.0.0.1:0")
+    server = server_of(serving)
+    port = await begin(server, serving)
     async with Client(f"127.0.0.1:{port}") as client:
         served = [await client.complete(one, **params, request_id="x") for one in PROMPTS]
     await server.drain()

@@ -24,8 +24,11 @@ from outrider.runtime.serving.isolated.messages import FromChild, StepEvents
 from outrider.runtime.serving.isolated.process import EngineProcess
 from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
 from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.v1 import inference_pb2 as wire
+
+from tests.runtime.served import begin, server_of, supervisor_of
 
 CONFIG = ServerConfig(default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0, message_interval_s=0.0)
 OPTIONS = ServeOptions(config=CONFIG, isolates_engine=True)
@@ -84,8 +87,8 @@ async def scored(client: Client) -> list[str]:
 
 
 @asynccontextmanager
-async def served(server: Server) -> AsyncIterator[Client]:
-    port = await server.start("127.0.0.1:0")
+async def served(server: Server, serving: Serving) -> AsyncIterator[Client]:
+    port = await begin(server, serving)
     # Health is no reason to refuse calls here, and no call is sent twice.
     options = (("grpc.enable_retries", 0), ("grpc.service_config", "{}"))
     async with Client(f"127.0.0.1:{port}", options=options) as client:
@@ -100,8 +103,8 @@ async def served(server: Server) -> AsyncIterator[Client]:
 async def isolated(tiny_bundle: Path) -> AsyncIterator[Isolated]:
     serving = open_isolated(tiny_bundle, OPTIONS)
     assert isinstance(serving.worker, IsolatedWorker)
-    server = Server(serving)
-    async with served(server) as client:
+    server = server_of(serving)
+    async with served(server, serving) as client:
         yield Isolated(client, server, serving.worker)
 
 
@@ -124,7 +127,8 @@ async def test_answers_info_aborts_and_refusals_are_those_of_one_process(
         {"n": 3, "max_tokens": 8},
         {"regex": "[a-e]+( [0-9]{4})?", "temperature": 1.0, "max_tokens": 12},
     ]
-    async with served(Server(open_serving(tiny_bundle, OPTIONS))) as client:
+    serving = open_serving(tiny_bundle, OPTIONS)
+    async with served(server_of(serving), serving) as client:
         assert [await answer(isolated.client, **one) for one in calls] == [
             await answer(client, **one) for one in calls
         ]
@@ -147,7 +151,7 @@ async def test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_ag
     num_restarts, pid = isolated.worker.num_restarts, isolated.pid
     began = await isolated.begun("abc")
     waiting = [asyncio.ensure_future(isolated.answer(temperature=1.0)) for _ in range(6)]
-    while isolated.server._frontend.num_streams < 7:
+    while isolated.server.intake.frontend.num_streams < 7:
         await isolated.client.info()
     os.kill(pid, signal.SIGKILL)
     while isolated.worker.is_ready:
@@ -166,11 +170,12 @@ async def test_an_engine_that_hangs_is_replaced(
     num_restarts = isolated.worker.num_restarts
     stream = await isolated.begun("abc")
     with monkeypatch.context() as patch:
-        patch.setattr(isolated.server._watchdog, "complaint", lambda: "it hangs")
+        supervisor = supervisor_of(isolated.server)
+        patch.setattr(supervisor.watchdog, "complaint", lambda: "it hangs")
         while isolated.worker.is_ready:
-            await isolated.server.look()
+            await supervisor.look()
         # A stopped process does not die of the first signal.
-        await isolated.server.look()
+        await supervisor.look()
     async with asyncio.timeout(60.0):
         assert await failure(stream) == UNAVAILABLE
     await isolated.until_restarted(num_restarts + 1)

@@ -23,10 +23,11 @@ from outrider.engines.opening import judge_bits, open_pair
 from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.opening import ServeOptions, open_serving
-from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 from outrider.v1.inference_pb2_grpc import InferenceStub
+
+from tests.runtime.served import begin, server_of
 
 CONFIG = ServerConfig(default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0)
 SERVING, NOT_SERVING = (
@@ -49,8 +50,8 @@ def overwrite(root: Path) -> None:
 @asynccontextmanager
 async def served(root: Path) -> AsyncIterator[tuple[Client, str]]:
     serving = replace(open_serving(root, ServeOptions(config=CONFIG)), file_watch_s=0.01)
-    server = Server(serving)
-    address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
+    server = server_of(serving)
+    address = f"127.0.0.1:{await begin(server, serving)}"
     try:
         async with Client(address, options=(("grpc.enable_retries", 0),)) as client:
             yield client, address

@@ -153,7 +153,7 @@ async def test_health_is_answered_while_a_long_text_is_tokenised(start, tokenize
         grpc.aio.insecure_channel(run.address) as channel,
     ):
         health = health_pb2_grpc.HealthStub(channel)
-        texts = run.server._frontend._texts
+        texts = run.server.intake.frontend._texts
         refusal = asyncio.ensure_future(anext(run.client.generate(text)))
         num_answers = 0
         while not refusal.done():
@@ -182,7 +182,7 @@ async def test_a_full_queue_refuses_a_text_that_is_not_tokenised_yet(start_endle
 async def test_a_prompt_on_its_way_takes_a_place_of_the_queue(start_endless) -> None:
     config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
     async with start_endless(config=config, max_batch=1) as run:
-        first, texts, gate = run.endless(), run.server._frontend._texts, Gate()
+        first, texts, gate = run.endless(), run.server.intake.frontend._texts, Gate()
         await anext(first)
         on_its_way = put(texts, gate, "one", 8, is_prompt=True)
         await settled()
@@ -207,7 +207,7 @@ async def test_a_prompt_on_its_way_takes_a_place_of_the_queue(start_endless) -> 
 async def test_prompts_on_their_way_take_free_slots_first(start_endless) -> None:
     config = ServerConfig(max_queued=1, lb_delay_s=0, drain_timeout_s=0)
     async with start_endless(config=config, max_batch=2) as run:
-        first, worker = run.endless(), run.server._frontend._serving.worker
+        first, worker = run.endless(), run.server.intake.frontend._serving.worker
         await anext(first)
         worker.check_room(1, num_tokens=2, num_ahead=1)
         with pytest.raises(Overloaded):
@@ -359,7 +359,7 @@ async def test_a_model_that_changes_while_a_text_is_on_its_way_answers_it_no_mor
 
     codec = Changing()
     async with running(codec=codec) as run:
-        codec.then = run.server._frontend.refuse_changed_model
+        codec.then = run.server.intake.frontend.refuse_changed_model
         with pytest.raises(CallError) as caught:
             await anext(run.client.generate("abc", max_tokens=1))
     assert caught.value.reason == "MODEL_INTEGRITY"

@@ -51,12 +51,12 @@ from outrider.runtime.serving.isolated.process import MOST_FAILED, Engines
 from outrider.runtime.serving.isolated.worker import IsolatedWorker, open_isolated
 from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import describe
-from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.supervision.watchdog import Watchdog
 from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
-from outrider.runtime.serving.watchdog import Watchdog
 
 from tests.conftest import write_tokenizer
 from tests.runtime.markov import PAIRS, Clock, Harness, limits, spec
+from tests.runtime.served import begin, server_of, supervisor_of
 
 PROCESS = "outrider.runtime.serving.isolated.process"
 LONG_S = 20.0
@@ -474,14 +474,14 @@ async def test_engines_that_hang_or_fail_as_they_open_end_the_server(
     scripts.answer = opened((tmp_path / "tokenizer.json").read_bytes())
     serving = open_isolated(Path("bundle"), ServeOptions())
     assert not describe(serving).engine.weights_are_private
-    server = Server(serving)
-    await server.start("127.0.0.1:0")
+    server = server_of(serving)
+    await begin(server, serving)
     scripts.answer = answer
     scripts.next().kill()
     worker = serving.worker
     assert isinstance(worker, IsolatedWorker) and worker._thread is not None
     worker._thread.join(LONG_S)
-    await server.look()
+    await supervisor_of(server).look()
     assert server.has_failed.is_set()
     assert len(scripts.all) == MOST_FAILED
     with pytest.raises(EngineRestart):

@@ -142,7 +142,7 @@ async def test_each_response_of_a_long_prompt_has_a_stall_limit_of_its_own(start
         data = build_request([0] * 50, max_tokens=0, prompt_logprobs=0).SerializeToString()
         call = GenerateCall(run.serving, data, reader, Identity())
         monkeypatch.setattr(asyncio, "timeout", kept)
-        await asyncio.create_task(run.server._frontend.complete(call))
+        await asyncio.create_task(run.server.intake.frontend.complete(call))
     assert len(reader.left_s) == 5
     assert sorted({*reader.left_s}) == reader.left_s
 

@@ -20,12 +20,14 @@ from outrider.engines.base import FloatArray
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Finished
 from outrider.runtime.loop.totals import NUM_USUAL, Pulse
-from outrider.runtime.serving import server as serving
-from outrider.runtime.serving.server import GUARD_EXIT_CODE, LIVENESS
-from outrider.runtime.serving.watchdog import FIRST_STEP_S, Watchdog
+from outrider.runtime.serving.server import GUARD_EXIT_CODE
+from outrider.runtime.serving.supervision import supervisor as serving
+from outrider.runtime.serving.supervision.supervisor import LIVENESS
+from outrider.runtime.serving.supervision.watchdog import FIRST_STEP_S, Watchdog
 
 from tests.runtime.conftest import next_letter
 from tests.runtime.markov import Clock, Harness
+from tests.runtime.served import supervisor_of
 
 STEP_S = 0.1
 
@@ -173,7 +175,7 @@ async def health_of(address: str, name: str) -> int:
 async def looked(server: object, clock: Clock, seconds: float) -> None:
     for _ in range(int(seconds / 0.5)):
         clock.now += 0.5
-        await server.look()  # type: ignore[attr-defined]
+        await supervisor_of(server).look()  # type: ignore[arg-type]
 
 
 async def test_a_hung_step_ends_everybody_and_the_health(start, capfd, caplog):
@@ -226,7 +228,7 @@ async def test_a_watch_that_fails_ends_the_process(
 
     monkeypatch.setattr(serving, "WATCH_EVERY_S", 0.0)
     async with start() as run:
-        monkeypatch.setattr(run.server._watchdog, "complaint", broken)
+        monkeypatch.setattr(supervisor_of(run.server).watchdog, "complaint", broken)
         async with asyncio.timeout(20.0):
             await run.server.has_failed.wait()
     assert "ZeroDivisionError" in caplog.text
@@ -240,7 +242,7 @@ async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
             running = asyncio.ensure_future(reason_of(run.client.generate("b", max_tokens=3)))
             assert await asyncio.to_thread(stuck.has_stuck.wait, 20.0)
             queued = asyncio.ensure_future(reason_of(run.client.generate("c", max_tokens=3)))
-            while run.server._frontend.num_streams < 2:
+            while run.server.intake.frontend.num_streams < 2:
                 await health_of(run.address, "")
             await looked(run.server, clock, 2.5)
             assert not queued.done()
@@ -249,7 +251,7 @@ async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
             assert not running.done()
             # Without the client's deadline, the server's own bounds it.
             clock.now += run.serving.limits.max_request_s
-            await run.server.look()
+            await supervisor_of(run.server).look()
             assert await running == (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE")
         async for _ in run.client.generate("again", max_tokens=3):
             pass

@@ -1,0 +1,105 @@
+"""The one intake of a server, before and after its model is open, and what plugs into it.
+
+Ports open before a model does, so that probes learn how far the start is. Whoever takes requests of a protocol asks the
+intake for each of them: until the model is open, the answer is ``NotReady``.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import grpc
+from outrider.runtime.core.errors import NotReady
+from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.served_model import Serving
+
+
+class _Opened(NamedTuple):
+    serving: Serving
+    frontend: Frontend
+
+
+class Intake:
+    """What a server serves, once it is open; on the event loop.
+
+    Args:
+        ledger: has an account of each request, and of what was refused before.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._stage = ""
+        self._opened: _Opened | None = None
+
+    def note(self, stage: str) -> None:
+        """Say what the start is at; callable from any thread."""
+        self._stage = stage
+
+    @property
+    def stage(self) -> str:
+        """What the start is at; empty where nobody has said."""
+        return self._stage
+
+    def open(self, serving: Serving) -> Frontend:
+        """Take requests from now on, and return who does."""
+        frontend = Frontend(serving, self.ledger)
+        self._opened = _Opened(serving, frontend)
+        return frontend
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is open; it may be draining."""
+        return self._opened is not None
+
+    @property
+    def serving(self) -> Serving:
+        """The served model.
+
+        Raises:
+            NotReady: it is not open yet.
+        """
+        return self._get().serving
+
+    @property
+    def frontend(self) -> Frontend:
+        """Who takes requests.
+
+        Raises:
+            NotReady: the model is not open yet.
+        """
+        return self._get().frontend
+
+    def _get(self) -> _Opened:
+        if self._opened is None:
+            raise NotReady(self._stage)
+        return self._opened
+
+
+class Service(Protocol):
+    """A dialect that gRPC carries."""
+
+    @property
+    def name(self) -> str:
+        """The service's full name, for reflection."""
+        ...
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the handler of all its methods."""
+        ...
+
+
+class Listener(Protocol):
+    """Another way in than gRPC."""
+
+    async def start(self) -> None:
+        """Listen, before the model is open.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Stop listening, when a drain has answered everybody, or the start has failed."""
+        ...

@@ -1,0 +1,1 @@
+"""Who watches the worker, and what health says of it."""

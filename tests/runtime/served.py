@@ -1,0 +1,33 @@
+"""A server around a served model, as ``runtime.serving.server.serve`` makes it."""
+
+from __future__ import annotations
+
+from outrider.runtime.serving.doors.audit import AuditLog
+from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.supervision.supervisor import Supervisor
+
+
+def server_of(
+    serving: Serving, *, doors: Doors | None = None, audit: AuditLog | None = None
+) -> Server:
+    doors = doors or Doors()
+    ledger = Ledger(Metrics(), serving.clock, audit=audit, is_listed=doors.is_listed)
+    return Server(Intake(ledger), serving.config, serving.limits, doors=doors)
+
+
+async def begin(server: Server, serving: Serving, *addresses: str) -> int:
+    """Return the port on which a model is served."""
+    port = await server.listen(*addresses or ("127.0.0.1:0",))
+    await server.open(serving)
+    return port
+
+
+def supervisor_of(server: Server) -> Supervisor:
+    """Return who watches the model that a server has opened."""
+    assert server.supervisor is not None
+    return server.supervisor
