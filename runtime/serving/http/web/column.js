@@ -43,7 +43,8 @@ export class Column {
   /** The answer is whole. */
   finish() {
     this.isComplete = true;
-    this.say("done");
+    const { report } = this.tally;
+    this.say("done", report?.is_on ? `, drafted by ${report.drafter}` : "");
   }
 
   /** Show why there is no answer, or no more of it. */
@@ -54,8 +55,8 @@ export class Column {
     this.say("ended");
   }
 
-  say(state) {
-    this.#part("state").textContent = state;
+  say(state, more = "") {
+    this.#part("state").textContent = state + more;
     this.root.dataset.state = state;
   }
 

@@ -16,6 +16,7 @@ function commonRequest() {
     temperature: Number(at("temperature").value),
     seed: Number(at("seed").value),
     max_tokens: Number(at("max-tokens").value),
+    ...(at("regex").value ? { regex: at("regex").value } : {}),
     stream: true,
     return_trace: true,
     return_provenance: true,

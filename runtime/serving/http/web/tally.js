@@ -16,12 +16,15 @@ export class Tally {
     this.numRejections = 0;
     /** @type {Pass[]} */
     this.passes = [];
+    // The server's own figures, on the last chunk.
+    this.report = null;
   }
 
   /** Add a chunk and return its passes. */
   add(chunk) {
     for (const choice of chunk.choices) this.text += choice.text;
-    const { steps = [], tokens = [] } = chunk.outrider ?? {};
+    const { steps = [], tokens = [], speculation = null } = chunk.outrider ?? {};
+    this.report = speculation;
     const provenances = tokens.map((token) => token.provenance);
     const passes = steps.map((step) => passOf(step, provenances));
     for (const pass of passes) this.#count(pass);
