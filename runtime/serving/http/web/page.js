@@ -39,6 +39,7 @@ async function answer(column, request, shown = () => {}) {
   column.root.setAttribute("aria-busy", "true");
   try {
     for await (const chunk of completion(request, { key: at("key").value, signal: abort.signal })) {
+      at("model").textContent = chunk.model;
       shown(column.add(chunk, performance.now()));
     }
     column.finish();
@@ -93,18 +94,24 @@ async function runOnce(event) {
   event.preventDefault();
   if (abort) return;
   abort = new AbortController();
-  at("run").disabled = true;
-  at("abort").disabled = false;
+  swap("run", "abort");
   at("status").textContent = "Running.";
   try {
     await run();
   } finally {
     const isComplete = columns.off.isComplete && columns.on.isComplete;
     at("status").textContent = isComplete ? outcome() : "Ended without both answers.";
-    at("run").disabled = false;
-    at("abort").disabled = true;
+    swap("abort", "run");
     abort = null;
   }
+}
+
+/** Disable a button and enable another, which takes the focus along. */
+function swap(before, after) {
+  const hasFocus = document.activeElement === at(before);
+  at(after).disabled = false;
+  if (hasFocus) at(after).focus();
+  at(before).disabled = true;
 }
 
 function outcome() {
