@@ -61,14 +61,19 @@ def test_texts_stand_out_from_what_is_behind_them(theme: str):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_drafts_that_have_faded_can_still_be_read(theme: str):
     named = themes()[theme]
-    (opacity,) = re.findall(r"\.rejected, \.behind \{[^}]*opacity: ([\d.]+);", STYLE.read_text("utf-8"))
+    (opacity,) = re.findall(
+        r"\.rejected, \.behind \{[^}]*opacity: ([\d.]+);", STYLE.read_text("utf-8")
+    )
     found = {kind: contrast(named[kind], named["page"], float(opacity)) for kind in FADED}
     assert {kind: value for kind, value in found.items() if value < 4.5} == {}
 
 
 def test_every_kind_of_token_has_a_line_of_its_own():
     style = STYLE.read_text("utf-8")
-    lines = [re.search(rf"\.{kind} \{{[^}}]*text-decoration: underline (\w+)", style) for kind in KINDS[:4]]
+    lines = [
+        re.search(rf"\.{kind} \{{[^}}]*text-decoration: underline (\w+)", style)
+        for kind in KINDS[:4]
+    ]
     assert len({line.group(1) for line in lines if line}) == 4
 
 
