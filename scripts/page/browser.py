@@ -1,14 +1,15 @@
 """Works the page in Chromium and prints what it came to, as JSON; for an interpreter that has playwright.
 
 Its one argument is a JSON object: ``chromium``, the path of the browser; ``url``; ``steps``, a list of methods of
-playwright's ``Page``, each with positional arguments and options, such as ``["fill", ["#prompt", "a"], {}]``; and
-``context``, options of ``Browser.new_page``, which may be left out.
+playwright's ``Page`` or of its parts, each with positional arguments and options, such as ``["fill", ["#prompt", "a"], {}]``
+or ``["keyboard.press", ["Enter"], {}]``; and ``context``, options of ``Browser.new_page``, which may be left out.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from operator import attrgetter
 from typing import Any
 
 from playwright.sync_api import Page, Request, sync_playwright
@@ -33,6 +34,8 @@ def observe(page: Page) -> dict[str, Any]:
         "status": page.locator("#status").inner_text(),
         "model": page.locator("#model").inner_text(),
         "chart": page.locator("#chart").get_attribute("aria-label"),
+        "width": page.evaluate("document.documentElement.scrollWidth"),
+        "animations": page.evaluate("document.getAnimations().length"),
         "asks_key": page.locator("#key").is_visible(),
     }
 
@@ -64,7 +67,7 @@ def main() -> None:
         page.on("request", lambda one: one.url.startswith(task["url"]) or outside.append(one.url))
         page.goto(task["url"])
         for verb, arguments, options in task["steps"]:
-            getattr(page, verb)(*arguments, **options)
+            attrgetter(verb)(page)(*arguments, **options)
         seen = observe(page) | {"console": console, "errors": errors, "outside": outside}
         print(json.dumps(seen | {"streams": streams(finished)}))
         browser.close()
