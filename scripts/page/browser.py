@@ -1,8 +1,9 @@
 """Works the page in Chromium and prints what it came to, as JSON; for an interpreter that has playwright.
 
 Its one argument is a JSON object: ``chromium``, the path of the browser; ``url``; ``steps``, a list of methods of
-playwright's ``Page`` or of its parts, each with positional arguments and options, such as ``["fill", ["#prompt", "a"], {}]``
-or ``["keyboard.press", ["Enter"], {}]``; and ``context``, options of ``Browser.new_page``, which may be left out.
+playwright's ``Page`` or of its parts, each with positional arguments and options, such as
+``["fill", ["#prompt", "a"], {}]`` or ``["keyboard.press", ["Enter"], {}]``; and ``context``, options of
+``Browser.new_page``, which may be left out.
 """
 
 from __future__ import annotations
