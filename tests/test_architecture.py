@@ -43,7 +43,6 @@ RULES = {
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status prometheus_client",
-    "runtime.serving.http": f"{CORE} google outrider.v1 runtime.serving prometheus_client",
     "runtime.ray": "google outrider.v1 runtime",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
