@@ -13,6 +13,7 @@ from outrider.runtime.core.errors import NotReady
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import notify
 
 
 class _Opened(NamedTuple):
@@ -35,6 +36,7 @@ class Intake:
     def note(self, stage: str) -> None:
         """Say what the start is at; callable from any thread."""
         self._stage = stage
+        notify(status=stage)
 
     @property
     def stage(self) -> str:

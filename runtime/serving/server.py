@@ -39,6 +39,7 @@ from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watch.metrics import Metrics
@@ -279,6 +280,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
         await server.abandon()
         _exit(GUARD_EXIT_CODE)
     failing.cancel()
+    notify(STOPPING, status="draining")
     _guard(options.config)
     num_cut = await server.drain()
     if scraped is not None:
@@ -316,7 +318,9 @@ def _tell_port(port: int, address: str, file: Path | None) -> None:
         unfinished = file.with_name(file.name + ".new")
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(file)
-    print(f"serving on port {port}" if port else f"serving on {address}", flush=True)
+    line = f"serving on port {port}" if port else f"serving on {address}"
+    print(line, flush=True)
+    notify(READY, status=line)
 
 
 def _exit(code: int) -> NoReturn:

@@ -13,9 +13,9 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.watch.metrics import Metrics
 from typer.testing import CliRunner
 
 from tests.runtime.conftest import Start
