@@ -21,6 +21,7 @@ from outrider.runtime.core.errors import ConfigError
 # Headings of the options in --help.
 ADDRESSES = "Addresses"
 DOORS = "Who is let in"
+DIALECTS = "Protocols beside outrider.v1"
 LIMITS = "Limits and waits"
 ENGINES = "Engines"
 DRAFTING = "Drafting and caches"
@@ -68,6 +69,22 @@ def serve(
         str | None,
         typer.Option(help="Prometheus on HOST:PORT or unix:PATH.", rich_help_panel=ADDRESSES),
     ] = None,
+    kserve: Annotated[
+        bool,
+        typer.Option(
+            "--kserve",
+            help="Speak KServe's and Triton's Open Inference Protocol on the port, too.",
+            rich_help_panel=DIALECTS,
+        ),
+    ] = False,
+    vllm_grpc: Annotated[
+        bool,
+        typer.Option(
+            "--vllm-grpc",
+            help="Speak the gRPC of vLLM's engine on the port, too: for the gateway smg.",
+            rich_help_panel=DIALECTS,
+        ),
+    ] = False,
     insecure: Annotated[
         bool,
         typer.Option(
@@ -309,6 +326,8 @@ def serve(
             leaves_gamma=gamma is None,
             trusted_signers=() if trusted_signers is None else read_signers(trusted_signers),
             applies_generation_defaults=generation_defaults,
+            has_kserve=kserve,
+            has_vllm_grpc=vllm_grpc,
             stage=stage,
             config=config,
         )

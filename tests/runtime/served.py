@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.supervision.supervisor import Supervisor
 
 
 def server_of(
-    serving: Serving, *, doors: Doors | None = None, audit: AuditLog | None = None
+    serving: Serving,
+    *,
+    doors: Doors | None = None,
+    audit: AuditLog | None = None,
+    options: ServeOptions | None = None,
 ) -> Server:
+    """Return a server of the dialects that ``options`` ask for."""
     doors = doors or Doors()
     ledger = Ledger(Metrics(), serving.clock, audit=audit, is_listed=doors.is_listed)
-    return Server(Intake(ledger), serving.config, serving.limits, doors=doors)
+    intake = Intake(ledger)
+    services = services_of(options or ServeOptions(), intake)
+    return Server(intake, serving.config, serving.limits, doors=doors, services=services)
 
 
 async def begin(server: Server, serving: Serving, *addresses: str) -> int:
