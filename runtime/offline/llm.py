@@ -30,11 +30,11 @@ from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.ledger import Caller, Ledger
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 from outrider.runtime.serving.v1.generate_call import GenerateCall
+from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.progress import Progress

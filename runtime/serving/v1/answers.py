@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc.aio
 from outrider.runtime.core import errors
@@ -21,7 +21,19 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def caller_of(identity: Identity, context: Context) -> Caller:
+class Carrier(Protocol):
+    """What carries a call; gRPC's own context is one."""
+
+    def peer(self) -> str:
+        """Return the caller's address, as gRPC spells it."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds until the caller stops waiting; None where he does not say."""
+        ...
+
+
+def caller_of(identity: Identity, context: Carrier) -> Caller:
     """Return who makes a call. Who has proven nothing is known only where he is on this machine."""
     return Caller(
         tenant=identity.tenant,

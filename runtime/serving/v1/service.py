@@ -5,17 +5,11 @@ Handlers take bytes and parse them here: grpc.aio answers a failed deserializer 
 
 from __future__ import annotations
 
-import json
-
 import grpc
-from outrider.runtime.core.options import check_text
-from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.served_model import describe
 from outrider.runtime.serving.v1.answers import Context, answered, caller_of
-from outrider.runtime.serving.v1.generate_call import GenerateCall
-from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
+from outrider.runtime.serving.v1.methods import Methods
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -27,7 +21,7 @@ class InferenceService:
     name = SERVICE
 
     def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+        self._methods = Methods(intake)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of all methods, for ``server.add_generic_rpc_handlers``."""
@@ -44,55 +38,18 @@ class InferenceService:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """Stream the completions of a prompt."""
-        await answered("Generate", context, self._generate(data, context))
+        caller = caller_of(gate.identity(), context)
+        await answered("Generate", context, self._methods.generate(data, caller, context.write))
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""
-        return await answered("Abort", context, self._abort(data))
+        return await answered("Abort", context, self._methods.abort(data, gate.identity()))
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Return the token ids of a text."""
-        return await answered("Tokenize", context, self._tokenize(data))
+        return await answered("Tokenize", context, self._methods.tokenize(data))
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
         """Return the description of the served model."""
-        return await answered("GetServerInfo", context, self._get_server_info(data))
-
-    async def _generate(self, data: bytes, context: Context) -> None:
-        intake, caller = self._intake, caller_of(gate.identity(), context)
-        await intake.frontend.complete(GenerateCall(intake.serving, data, caller, context.write))
-
-    async def _abort(self, data: bytes) -> bytes:
-        frontend = self._intake.frontend
-        request_ids = parse(wire.AbortRequest, data).request_ids
-        aborted = frontend.abort(request_ids, gate.identity().tenant)
-        return wire.AbortResponse(aborted=aborted).SerializeToString()
-
-    async def _tokenize(self, data: bytes) -> bytes:
-        serving, encoder = self._intake.serving, self._intake.frontend.encoder
-        request = parse(wire.TokenizeRequest, data)
-        model, limits = serving.model, serving.limits
-        check_text("text", request.text, limits.max_prompt_bytes)
-        has_encoder = model.max_source > 0
-        check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
-        if request.HasField("chat"):
-            chat = chat_of(request.chat)
-            check_model_chat(chat, limits, model)
-            return await encoder.tokenize_chat(chat, model.max_context)
-        return await encoder.tokenize(request, model.max_context)
-
-    async def _get_server_info(self, data: bytes) -> bytes:
-        serving = self._intake.serving
-        parse(wire.GetServerInfoRequest, data)
-        response = describe(serving)
-        limits, rules = response.limits, gate.identity().rules
-        limits.min_priority, limits.max_priority = rules.priorities
-        snapshot = serving.worker.snapshot()
-        response.load.num_running = snapshot.num_running
-        response.load.num_queued = snapshot.num_queued
-        response.load.num_slots = snapshot.num_slots
-        response.load.num_free_slots = snapshot.num_free_slots
-        response.load.is_draining = self._intake.frontend.is_draining
-        if serving.certificate:
-            response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
-        return response.SerializeToString()
+        call = self._methods.get_server_info(data, gate.identity())
+        return await answered("GetServerInfo", context, call)

@@ -106,7 +106,9 @@ def _add_form(request: wire.GenerateRequest, params: vllm.SamplingParams) -> Non
         check_count("choice", choices, _MOST_CHOICES)
         if not choices or not all(choices):
             raise RequestError("choice", "must have one or more texts, none of them empty")
-        request.grammar = f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
+        request.grammar = (
+            f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
+        )
     elif form == "structural_tag":
         raise UnsupportedOption(
             form, "is not supported by this server; use json_schema, regex or grammar"

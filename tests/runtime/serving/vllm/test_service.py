@@ -17,9 +17,9 @@ from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.runtime.serving.vllm import service
+from outrider.runtime.serving.watch.metrics import Metrics
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
