@@ -59,6 +59,15 @@ class Intake:
         return self._opened is not None
 
     @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken: the model is open, has an engine, and stays."""
+        if self._opened is None:
+            return False
+        worker = self._opened.serving.worker
+        is_served = worker.is_ready and not worker.has_changed_model
+        return is_served and not self._opened.frontend.is_draining
+
+    @property
     def serving(self) -> Serving:
         """The served model.
 

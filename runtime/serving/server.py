@@ -27,6 +27,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.doors.addresses import UNIX
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
@@ -258,7 +259,14 @@ async def serve(root: Path, options: ServeOptions) -> int:
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
     intake = Intake(Ledger(metrics, time.monotonic, audit=audit, is_listed=doors.is_listed))
     listeners = open_listeners(intake, doors, options)
-    server = Server(intake, options.config, options.limits, doors=doors, listeners=listeners)
+    server = Server(
+        intake,
+        options.config,
+        options.limits,
+        doors=doors,
+        services=services_of(options, intake),
+        listeners=listeners,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
