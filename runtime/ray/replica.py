@@ -49,7 +49,9 @@ class Replica:
         self._frontend = intake.open(self._serving)
         self._serving.worker.start()
         self._has_failed = asyncio.Event()
-        self._supervisor = Supervisor(self._serving, self._frontend, Health(), self._has_failed)
+        self._supervisor = Supervisor(
+            self._serving, self._frontend, Health(intake), self._has_failed
+        )
 
     async def Generate(  # noqa: N802
         self, request: Message, grpc_context: ProxyContext

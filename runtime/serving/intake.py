@@ -25,10 +25,14 @@ class Intake:
 
     Args:
         ledger: has an account of each request, and of what was refused before.
+
+    Attributes:
+        is_serving: what probes are told; ``supervision.Health`` says it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.is_serving = False
         self._stage = ""
         self._opened: _Opened | None = None
 

@@ -33,6 +33,7 @@ from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.gate import Gate
 from outrider.runtime.serving.doors.scrape import MetricsListener
 from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.http.opening import open_listeners
 from outrider.runtime.serving.intake import Intake, Listener, Service
 from outrider.runtime.serving.isolated.worker import open_isolated
 from outrider.runtime.serving.ledger import Caller, Ledger
@@ -107,7 +108,7 @@ class Server:
         self.intake = intake
         self._doors = doors or Doors()
         self._listeners = listeners
-        self._health = Health("", SERVICE)
+        self._health = Health(intake, "", SERVICE)
         options = (
             *SERVER_OPTIONS,
             ("grpc.max_allowed_incoming_connections", config.max_connections),
@@ -255,7 +256,8 @@ async def serve(root: Path, options: ServeOptions) -> int:
     doors, addresses, scraped = open_doors(options, metrics)
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
     intake = Intake(Ledger(metrics, time.monotonic, audit=audit, is_listed=doors.is_listed))
-    server = Server(intake, options.config, options.limits, doors=doors)
+    listeners = open_listeners(intake, doors, options)
+    server = Server(intake, options.config, options.limits, doors=doors, listeners=listeners)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -273,6 +275,8 @@ async def serve(root: Path, options: ServeOptions) -> int:
         await server.abandon()
         raise
     _tell_port(port, addresses[0], options.port_file)
+    for listener in listeners:
+        _tell_port(listener.port, "HTTP", options.http_port_file, "HTTP ")
     failing = asyncio.create_task(server.has_failed.wait())
     await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
@@ -310,13 +314,13 @@ def _noted(stage: Stage, intake: Intake) -> Stage:
     return noted
 
 
-def _tell_port(port: int, address: str, file: Path | None) -> None:
+def _tell_port(port: int, address: str, file: Path | None, what: str = "") -> None:
     """Say that requests are taken, and where."""
     if file is not None:
         unfinished = file.with_name(file.name + ".new")
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(file)
-    print(f"serving on port {port}" if port else f"serving on {address}", flush=True)
+    print(f"serving {what}on port {port}" if port else f"serving on {address}", flush=True)
 
 
 def _exit(code: int) -> NoReturn:

@@ -30,7 +30,7 @@ from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
 from outrider.v1 import inference_pb2 as wire
 
-from tests.runtime.served import begin, server_of
+from tests.runtime.served import MakeListeners, begin, server_of
 
 ALPHABET = string.ascii_lowercase + " é"
 EOS = len(ALPHABET)
@@ -122,6 +122,7 @@ async def running(
     audit: AuditLog | None = None,
     addresses: Sequence[str] = (),
     credentials: grpc.ChannelCredentials | None = None,
+    listeners: MakeListeners = lambda intake, doors: (),
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -178,7 +179,7 @@ async def running(
         chats=chats,
         generation_defaults=generation_defaults or {},
     )
-    server = server_of(serving, doors=doors, audit=audit)
+    server = server_of(serving, doors=doors, audit=audit, listeners=listeners)
     port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"
     options = (("grpc.enable_retries", 0), *options)
