@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
@@ -41,10 +40,6 @@ class CallContext(Protocol):
         ...
 
 
-def note_nothing(spec: RequestSpec) -> None:
-    """Note nothing of a request that is in the queue."""
-
-
 class GenerateCall:
     """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``.
 
@@ -53,7 +48,6 @@ class GenerateCall:
         data: a ``GenerateRequest``.
         context: carries the call.
         identity: who calls.
-        begun: told of the request once it is in the queue.
     """
 
     def __init__(
@@ -62,13 +56,11 @@ class GenerateCall:
         data: bytes,
         context: CallContext,
         identity: Identity,
-        begun: Callable[[RequestSpec], None] = note_nothing,
     ) -> None:
         self._serving = serving
         self._data = data
         self._context = context
         self._identity = identity
-        self._begun = begun
         self._request = wire.GenerateRequest()
         self._spec: RequestSpec | None = None
 
@@ -94,7 +86,6 @@ class GenerateCall:
     def begin(self, spec: RequestSpec) -> None:
         """Note the seed and the name of the request in the queue."""
         self._spec = spec
-        self._begun(spec)
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:

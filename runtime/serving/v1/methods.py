@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from outrider.runtime.core.options import check_text
-from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.served_model import describe
-from outrider.runtime.serving.v1.generate_call import CallContext, GenerateCall, note_nothing
+from outrider.runtime.serving.v1.generate_call import CallContext, GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
@@ -22,16 +20,10 @@ class Methods:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
 
-    async def generate(
-        self,
-        data: bytes,
-        context: CallContext,
-        identity: Identity,
-        begun: Callable[[RequestSpec], None] = note_nothing,
-    ) -> None:
-        """Stream the completions of a prompt in ``context``; ``begun`` is as of ``GenerateCall``."""
+    async def generate(self, data: bytes, context: CallContext, identity: Identity) -> None:
+        """Stream the completions of a prompt in ``context``."""
         intake = self._intake
-        call = GenerateCall(intake.serving, data, context, identity, begun)
+        call = GenerateCall(intake.serving, data, context, identity)
         await intake.frontend.complete(call)
 
     async def abort(self, data: bytes, identity: Identity) -> bytes:
