@@ -12,20 +12,17 @@ the replica's. Of an exception it keeps code and details at most. So
 from __future__ import annotations
 
 import asyncio
-import logging
-import uuid
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import grpc
 from outrider.runtime.core import errors
 from outrider.runtime.serving.status import trailing_status
+from outrider.runtime.serving.v1.answers import failure_of
 from outrider.v1 import inference_pb2 as wire
 
 LOST = "REPLICA_LOST: the replica that served the request is gone; try again"
 _ENDED = "ended"
-
-log = logging.getLogger(__name__)
 
 
 class ProxyContext(Protocol):
@@ -91,9 +88,9 @@ class CallContext:
     ) -> AsyncGenerator[Encoded]:
         """Yield the messages that ``answering`` writes for so many completions, and what it ends with."""
         self._set(grpc.StatusCode.UNAVAILABLE, LOST)
-        yield NOTHING
         task = asyncio.ensure_future(self._run(answering))
         try:
+            yield NOTHING
             while (data := await self._messages.get()) is not None:
                 num_completions -= wire.GenerateResponse.FromString(data).HasField("finish")
                 if num_completions <= 0:
@@ -109,19 +106,15 @@ class CallContext:
         """Return the one message of a call, or an empty one beside what it was refused with."""
         try:
             return Encoded(await answering)
-        except errors.ServingError as error:
-            return self._tell(error)
         except Exception as error:
-            return self._tell(_internal(error))
+            return self._tell(failure_of("the call", error))
 
     async def _run(self, answering: Awaitable[None]) -> errors.ServingError | None:
         failure: errors.ServingError | None = None
         try:
             await answering
-        except errors.ServingError as error:
-            failure = error
         except Exception as error:
-            failure = _internal(error)
+            failure = failure_of("Generate", error)
         # Not where it is cancelled: nobody takes messages then.
         await self._messages.put(None)
         return failure
@@ -137,9 +130,3 @@ class CallContext:
         self._proxy.set_code(code)
         self._proxy.set_details(text)
         self._proxy.set_trailing_metadata([*trailing])
-
-
-def _internal(error: Exception) -> errors.InternalError:
-    failure = errors.InternalError(uuid.uuid4().hex)
-    log.error("internal error %s", failure.error_id, exc_info=error)
-    return failure

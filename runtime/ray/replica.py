@@ -20,12 +20,13 @@ from outrider.runtime.ray.context import CallContext, Encoded, ProxyContext
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.memory import use_few_arenas
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import SWITCH_INTERVAL_S
 from outrider.runtime.serving.supervision.supervisor import Health, Supervisor
+from outrider.runtime.serving.v1.answers import caller_of
 from outrider.runtime.serving.v1.methods import Methods
+from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.v1 import inference_pb2 as wire
 
 NOT_BELIEVED = f"metadata {TENANT_KEY}: not believed here; leave it out"
@@ -113,7 +114,8 @@ class Replica:
         self._serving.close()
 
     async def _generate(self, data: bytes, context: CallContext, proxy: ProxyContext) -> None:
-        await self._methods.generate(data, context, self._identity(proxy))
+        caller = caller_of(self._identity(proxy), context)
+        await self._methods.generate(data, caller, context.write)
 
     async def _identified(
         self,

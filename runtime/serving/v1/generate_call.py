@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
-from outrider.runtime.core.tenant import Identity, is_local
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
@@ -24,57 +23,33 @@ from outrider.v1 import inference_pb2 as wire
 MOST_TEXT = 1 << 19
 
 
-class CallContext(Protocol):
-    """What carries a call; gRPC's own context does."""
-
-    def peer(self) -> str:
-        """Return the caller's address, as gRPC spells it."""
-        ...
-
-    def time_remaining(self) -> float | None:
-        """Return the seconds until the caller stops waiting; None where he does not say."""
-        ...
-
-    async def write(self, message: bytes) -> None:
-        """Send a message."""
-        ...
-
-
 class GenerateCall:
-    """A call of ``runtime.serving.frontend``, parsed from bytes and answered in ``context``.
+    """A call of ``runtime.serving.frontend``, parsed from bytes.
 
     Args:
         serving: what is served.
         data: a ``GenerateRequest``.
-        context: carries the call.
-        identity: who calls.
+        caller: who asks.
+        send: takes the responses.
     """
 
     def __init__(
         self,
         serving: Serving,
         data: bytes,
-        context: CallContext,
-        identity: Identity,
+        caller: Caller,
+        send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._serving = serving
         self._data = data
-        self._context = context
-        self._identity = identity
+        self._caller = caller
+        self._send = send
         self._request = wire.GenerateRequest()
         self._spec: RequestSpec | None = None
 
     def caller(self) -> Caller:
-        """Return who asks. Who has proven nothing is known only where he is on this machine."""
-        identity, context = self._identity, self._context
-        return Caller(
-            tenant=identity.tenant,
-            is_known=bool(identity.key) or is_local(context.peer()),
-            remaining_s=context.time_remaining(),
-            rules=identity.rules,
-            key=identity.key,
-            peer=context.peer(),
-        )
+        """Return who asks."""
+        return self._caller
 
     def fields(self) -> GenerateFields:
         """Return what the bytes ask for, unchecked but for the lengths of lists."""
@@ -98,12 +73,12 @@ class GenerateCall:
         text = batch.text
         while len(text) > MOST_TEXT:
             part = wire.GenerateResponse(text=text[:MOST_TEXT], index=batch.index)
-            await self._context.write(part.SerializeToString())
+            await self._send(part.SerializeToString())
             text = text[MOST_TEXT:]
         response = self._response(batch, text)
         if batch.prompt:
             add_tokens(response.prompt, batch.prompt, has_provenance=False)
-        await self._context.write(response.SerializeToString())
+        await self._send(response.SerializeToString())
 
     def _response(self, batch: Batch, text: str) -> wire.GenerateResponse:
         response = wire.GenerateResponse(text=text, index=batch.index)

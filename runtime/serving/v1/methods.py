@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 
 from outrider.runtime.core.options import check_text
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.served_model import describe
-from outrider.runtime.serving.v1.generate_call import CallContext, GenerateCall
+from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 
 class Methods:
-    """Answers what ``identity`` asks of what ``intake`` serves; raises ``ServingError`` for a refusal."""
+    """Answers what is asked of what ``intake`` serves; raises ``ServingError`` for a refusal."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
 
-    async def generate(self, data: bytes, context: CallContext, identity: Identity) -> None:
-        """Stream the completions of a prompt in ``context``."""
+    async def generate(
+        self,
+        data: bytes,
+        caller: Caller,
+        send: Callable[[bytes], Awaitable[None]],
+    ) -> None:
+        """Stream the completions of a prompt; ``send`` is as of ``GenerateCall``."""
         intake = self._intake
-        call = GenerateCall(intake.serving, data, context, identity)
+        call = GenerateCall(intake.serving, data, caller, send)
         await intake.frontend.complete(call)
 
     async def abort(self, data: bytes, identity: Identity) -> bytes:

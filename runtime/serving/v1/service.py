@@ -5,28 +5,14 @@ Handlers take bytes and parse them here: grpc.aio answers a failed deserializer 
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import uuid
-from collections.abc import Awaitable
-from typing import TypeAlias, TypeVar
-
 import grpc
-import grpc.aio
-from outrider.runtime.core import errors
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.status import trailing_status
+from outrider.runtime.serving.v1.answers import Context, answered, caller_of
 from outrider.runtime.serving.v1.methods import Methods
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
-
-Context: TypeAlias = grpc.aio.ServicerContext
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class InferenceService:
@@ -52,33 +38,18 @@ class InferenceService:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """Stream the completions of a prompt."""
-        call = self._methods.generate(data, context, gate.identity())
-        await self._answer("Generate", context, call)
+        caller = caller_of(gate.identity(), context)
+        await answered("Generate", context, self._methods.generate(data, caller, context.write))
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""
-        return await self._answer("Abort", context, self._methods.abort(data, gate.identity()))
+        return await answered("Abort", context, self._methods.abort(data, gate.identity()))
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Return the token ids of a text."""
-        return await self._answer("Tokenize", context, self._methods.tokenize(data))
+        return await answered("Tokenize", context, self._methods.tokenize(data))
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
         """Return the description of the served model."""
         call = self._methods.get_server_info(data, gate.identity())
-        return await self._answer("GetServerInfo", context, call)
-
-    async def _answer(self, method: str, context: Context, call: Awaitable[T]) -> T:
-        """Run a handler and answer any exception with a status of the table, never UNKNOWN."""
-        try:
-            return await call
-        except errors.ServingError as error:
-            failure = error
-        except Exception as error:
-            if context.done():
-                raise asyncio.CancelledError from error  # the client went away during a write
-            failure = errors.InternalError(uuid.uuid4().hex)
-            log.exception("%s: internal error %s", method, failure.error_id)
-        code, message, trailing = trailing_status(failure)
-        await context.abort(code, message, trailing)
-        raise AssertionError("abort raises")
+        return await answered("GetServerInfo", context, call)
