@@ -71,11 +71,6 @@ def code_of(error: errors.ServingError) -> grpc.StatusCode:
     return next(codes, grpc.StatusCode.INTERNAL)
 
 
-def is_retryable(error: errors.ServingError) -> bool:
-    """Return whether the same request may be answered elsewhere or later."""
-    return isinstance(error, _RETRYABLE)
-
-
 def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
     """Return code, message and trailing metadata (rich status, retry pushback) of an error."""
     code = code_of(error)
@@ -96,7 +91,7 @@ def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, t
 
 def retry_after_s(error: errors.ServingError) -> float | None:
     """Return the seconds after which another try is reasonable, here or elsewhere; None where none is promised."""
-    if not is_retryable(error):
+    if not isinstance(error, _RETRYABLE):
         return None
     if isinstance(error, (errors.Overloaded, errors.QuotaExceeded)):
         return error.retry_after_s

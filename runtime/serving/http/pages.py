@@ -9,9 +9,10 @@ from outrider.runtime.serving.http.answers import answer
 from starlette.types import Receive, Scope, Send
 
 INDEX = "index.html"
-_POLICY = (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'")
+# Nothing inline and nothing from elsewhere; no frames, no form that sends itself, no other base of addresses.
+_POLICY = b"default-src 'self'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
 _HEADERS = (
-    _POLICY,
+    (b"content-security-policy", _POLICY),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
