@@ -19,6 +19,7 @@ from outrider.runtime.core.options import check_text
 from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.served_model import describe
 from outrider.runtime.serving.status import trailing_status
 from outrider.runtime.serving.v1.generate_call import Context, GenerateCall
@@ -63,7 +64,7 @@ class InferenceService:
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Return the token ids of a text."""
-        return await self._answer("Tokenize", context, self._tokenize(data))
+        return await self._answer("Tokenize", context, self._tokenize(data, context))
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
         """Return the description of the served model."""
@@ -95,13 +96,14 @@ class InferenceService:
         aborted = frontend.abort(request_ids, gate.identity().tenant)
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
-    async def _tokenize(self, data: bytes) -> bytes:
-        serving, encoder = self._intake.serving, self._intake.frontend.encoder
+    async def _tokenize(self, data: bytes, context: Context) -> bytes:
+        serving, frontend = self._intake.serving, self._intake.frontend
         request = parse(wire.TokenizeRequest, data)
         model, limits = serving.model, serving.limits
         check_text("text", request.text, limits.max_prompt_bytes)
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
+        encoder = frontend.encoder_for("Tokenize", _caller(context))
         if request.HasField("chat"):
             chat = chat_of(request.chat)
             check_model_chat(chat, limits, model)
@@ -123,3 +125,10 @@ class InferenceService:
         if serving.certificate:
             response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
         return response.SerializeToString()
+
+
+def _caller(context: Context) -> Caller:
+    identity = gate.identity()
+    return Caller(
+        tenant=identity.tenant, rules=identity.rules, key=identity.key, peer=context.peer()
+    )
