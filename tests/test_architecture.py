@@ -43,6 +43,7 @@ RULES = {
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status prometheus_client",
+    "runtime.ray": "google outrider.v1 runtime",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
@@ -54,8 +55,9 @@ RULES = {
 # Packages that nobody may import but these.
 PRIVATE = {
     "runtime.oracle": "runtime.oracle runtime.offline runtime.verify export",
-    "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.cli",
+    "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.ray runtime.cli",
     "runtime.offline": "runtime.offline runtime.cli outrider",
+    "runtime.ray": "runtime.ray",
     "runtime.verify": "runtime.verify runtime.cli",
     "runtime.cli": "runtime.cli",
     "export": "export runtime.cli",
@@ -76,7 +78,8 @@ HEAVY = {
     "tensorrt": "engines.tensorrt export.tensorrt",
     "cuda": "engines.device.cuda",
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
-    "grpc": "runtime.serving outrider",
+    "grpc": "runtime.serving runtime.ray.context outrider",
+    "ray": "runtime.ray.app runtime.ray.router",
     "matplotlib": "runtime.offline",
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",

@@ -434,6 +434,21 @@ class BeamAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """How long the parts of a request's life took, seconds; a part that it did not reach took none.
+
+    Attributes:
+        queued_s: from its submission to its slot.
+        prefill_s: from there to the end of the step that gave its first token; of a beam search, all its answer.
+        decode_s: from there to its end.
+    """
+
+    queued_s: float
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Terminal event: the completion ended well.
 
@@ -441,6 +456,7 @@ class Finished:
         text: the held-back rest, to append.
         beams: what a beam search found, best first; reason, stop and text are then those of the best.
         num_cached: leading tokens of the prompt that were not computed again.
+        times: on the worker; None where it did not take them.
     """
 
     reason: FinishReason
@@ -451,14 +467,16 @@ class Finished:
     report: SpeculationReport
     beams: tuple[BeamAnswer, ...] = ()
     num_cached: int = 0
+    times: Times | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Terminal event: the request ended with an error of ``runtime.core.errors``."""
+    """Terminal event: the request ended with an error of ``runtime.core.errors``; ``times`` as of ``Finished``."""
 
     error: Exception
     num_output: int
+    times: Times | None = None
 
 
 Event = Progressed | Finished | Failed

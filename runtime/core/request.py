@@ -34,6 +34,7 @@ from outrider.runtime.core.params import (
     RequestSpec,
     SpeculationReport,
     StepTrace,
+    Times,
 )
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
@@ -84,6 +85,8 @@ class Request:
         slot: row of the KV cache, None while it holds none.
         order: admission number.
         submitted_at: seconds on the worker's clock.
+        admitted_at: likewise, when it got its slot; None before.
+        first_at: likewise, the end of the step that gave its first token; None before.
         tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed. Where a
             source may be quoted, it lies before them, and ``SEPARATOR`` between.
         num_known: prompt and committed output tokens.
@@ -124,6 +127,8 @@ class Request:
         self.speculation = speculation
         self.gamma = speculation.gamma
         self.submitted_at = submitted_at
+        self.admitted_at: float | None = None
+        self.first_at: float | None = None
         self.state = State.QUEUED
         self.slot: int | None = None
         self.order = 0
@@ -370,6 +375,17 @@ class Request:
             tokens += tuple(EmittedToken(token=t, provenance=Provenance.FORCED) for t in forced)
         prompt = self._scored_prompt() if self._owes_prompt else ()
         return Progressed(tokens=tokens, text=text, trace=trace, prompt=prompt), ending
+
+    def times(self, now: float) -> Times:
+        """Return how long the parts of its life took, which ends ``now``."""
+        if self.admitted_at is None:
+            return Times(queued_s=now - self.submitted_at)
+        first_at = now if self.first_at is None else self.first_at
+        return Times(
+            queued_s=self.admitted_at - self.submitted_at,
+            prefill_s=first_at - self.admitted_at,
+            decode_s=now - first_at,
+        )
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""

@@ -9,7 +9,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.runtime.core.errors import (
     RequestError,
@@ -54,30 +54,36 @@ class Finisher:
             leaving += [request for request, _ in result.searched]
             leaving += [request for request, _ in (*result.failed, *result.alone)]
             lost = self._free(leaving)
-        self._count(result)
+        now = self.clock()
+        self._count(result, now)
         self.outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
         for request, _, ending in ended:
             assert ending is not None
-            self._end(request, _finished(request, ending))
+            self._end(request, _finished(request, ending, now))
         for request, finished in result.searched:
-            self._end(request, finished)
+            self._end(request, replace(finished, times=request.times(now)))
         if result.failed or result.alone:
             self.end_with_errors(_explained(result))
         if lost:
             self.end_with_errors(lost)
 
-    def _count(self, result: StepResult) -> None:
-        """Add a step to the totals; tokens after a cut count nowhere, and of a beam search steps instead of tokens."""
+    def _count(self, result: StepResult, now: float) -> None:
+        """Add a step that ended ``now`` to the totals.
+
+        Tokens after a cut count nowhere, and of a beam search steps instead of tokens.
+        """
         totals = self.totals
         totals.step_count += 1
-        totals.last_step_at = self.clock()
+        totals.last_step_at = now
         if result.host_fallback_reason is not None:
             totals.host_fallback_reasons[result.host_fallback_reason] += 1
         for num_tokens, took_s in result.reads:
             totals.count_read(num_tokens, took_s)
         passes = list(result.passes)
-        for _, told, ending in result.progressed:
+        for request, told, ending in result.progressed:
             trace = told.trace
+            if request.first_at is None:
+                request.first_at = now
             totals.num_emitted += len(told.tokens)
             totals.num_finished += ending is not None
             if not trace.is_prompt:
@@ -108,7 +114,10 @@ class Finisher:
                 if not request.has_ended:
                     request.fail()
                 self.totals.num_failed += 1
-                self._end(request, Failed(error=error, num_output=request.num_output))
+                failed = Failed(
+                    error=error, num_output=request.num_output, times=request.times(self.clock())
+                )
+                self._end(request, failed)
             endings = lost
 
     def _free(self, requests: Sequence[Request]) -> list[tuple[Request, Exception]]:
@@ -131,7 +140,7 @@ class Finisher:
             self.inbox.forget(request)
 
 
-def _finished(request: Request, ending: Ending) -> Finished:
+def _finished(request: Request, ending: Ending, now: float) -> Finished:
     return Finished(
         reason=ending.reason,
         stop=ending.stop,
@@ -140,6 +149,7 @@ def _finished(request: Request, ending: Ending) -> Finished:
         num_output=request.num_output,
         report=request.report(),
         num_cached=request.num_cached,
+        times=request.times(now),
     )
 
 

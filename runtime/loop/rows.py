@@ -50,6 +50,12 @@ class LiveRows:
         """Everyone who holds slots."""
         return [*self.requests, *[search.request for search in self.searches]]
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of theirs whose keys and values the target's slots hold."""
+        rows = sum(request.num_computed for request in self.requests)
+        return rows + sum(sum(search.caches[0].lengths) for search in self.searches)
+
     def admit(self, group: Sequence[Request]) -> None:
         """Give the requests of a group, mostly one, their slots; there must be as many free."""
         for request in group:

@@ -17,6 +17,9 @@ NUM_USUAL = 64
 READ_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Bounds in seconds that the target's reads of sources are counted by."""
 
+STEP_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Bounds in seconds that steps are counted by."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSnapshot:
@@ -44,6 +47,9 @@ class WorkerSnapshot:
         reads_by_s: its reads by duration: entry i counts those of at most ``READ_BUCKETS_S[i]`` seconds that entry
             i - 1 does not; one more entry counts longer ones.
         prefixes: of the cache of prefixes; zeros where there is none.
+        num_kv_tokens: tokens whose keys and values the target's slots hold for live requests.
+        step_s: seconds of all steps together.
+        steps_by_s: steps by duration, as ``reads_by_s``, within ``STEP_BUCKETS_S``.
     """
 
     num_running: int
@@ -68,6 +74,9 @@ class WorkerSnapshot:
     read_s: float = 0.0
     reads_by_s: tuple[int, ...] = ()
     prefixes: PrefixCounts = field(default_factory=PrefixCounts)
+    num_kv_tokens: int = 0
+    step_s: float = 0.0
+    steps_by_s: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +117,7 @@ class Pulse:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts since the start; ``runtime.loop.finish`` alone writes them."""
+    """Counts since the start; ``runtime.loop.finish`` writes them, and the worker what steps took."""
 
     step_count: int = 0
     last_step_at: float | None = None
@@ -123,6 +132,8 @@ class Totals:
     num_source_tokens: int = 0
     read_s: float = 0.0
     reads_by_s: list[int] = field(default_factory=lambda: [0] * (len(READ_BUCKETS_S) + 1))
+    step_s: float = 0.0
+    steps_by_s: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
 
     def count_read(self, num_tokens: int, took_s: float) -> None:
         """Count a read of sources by the target."""
@@ -130,9 +141,14 @@ class Totals:
         self.read_s += took_s
         self.reads_by_s[bisect_left(READ_BUCKETS_S, took_s)] += 1
 
+    def count_step(self, took_s: float) -> None:
+        """Count what a step took."""
+        self.step_s += took_s
+        self.steps_by_s[bisect_left(STEP_BUCKETS_S, took_s)] += 1
+
     def snapshot(self, **state: Any) -> WorkerSnapshot:
         """Return the totals together with the state of slots and queue, by names of ``WorkerSnapshot``."""
-        copied = ("accepted_by_position", "host_fallback_reasons", "reads_by_s")
+        copied = ("accepted_by_position", "host_fallback_reasons", "reads_by_s", "steps_by_s")
         counts = {
             one.name: getattr(self, one.name) for one in fields(self) if one.name not in copied
         }
@@ -141,5 +157,6 @@ class Totals:
             accepted_by_position=tuple(self.accepted_by_position),
             host_fallback_reasons=dict(self.host_fallback_reasons),
             reads_by_s=tuple(self.reads_by_s),
+            steps_by_s=tuple(self.steps_by_s),
             **state,
         )

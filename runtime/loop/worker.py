@@ -42,7 +42,7 @@ from outrider.runtime.grammar.base import MOST_FORCED, Form, Forms
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.finish import Finisher, new_error_id
-from outrider.runtime.loop.inbox import Inbox, num_unfed
+from outrider.runtime.loop.inbox import Group, Inbox, num_unfed
 from outrider.runtime.loop.outbox import Deliver, Outbox
 from outrider.runtime.loop.parts import step_parts
 from outrider.runtime.loop.result import NOTHING_DONE, with_searches
@@ -343,6 +343,7 @@ class Worker:
             num_slots=self._rows.slots.num_slots,
             num_free_slots=self._rows.slots.num_free,
             is_draining=self._inbox.is_draining,
+            num_kv_tokens=self._rows.num_kv_tokens,
             num_reading=sum(one.num_unread > 0 for one in self._rows.all_requests),
             control=None if self._parts.steering is None else self._parts.steering.report(),
             prefixes=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
@@ -400,7 +401,9 @@ class Worker:
             if not waits_for_device:
                 self._outbox.send()
             if has_run:
-                self.pulse.end(self._clock() - began_s)
+                took_s = self._clock() - began_s
+                self._totals.count_step(took_s)
+                self.pulse.end(took_s)
         return True
 
     def _end_overdue(self, now: float) -> None:
@@ -427,8 +430,15 @@ class Worker:
     def _admit(self) -> None:
         """Let in queued requests as far as slots are free; those whose turn is too late end between two steps."""
         if self._inbox.has_queued:
+            now = self._clock()
+
+            def let_in(group: Group) -> None:
+                self._rows.admit(group)
+                for request in group:
+                    request.admitted_at = now
+
             with self._wake:
-                self._hopeless += self._inbox.admit(self._rows.admit, self._clock())
+                self._hopeless += self._inbox.admit(let_in, now)
 
     def _end_hopeless(self) -> None:
         """End whose turn came too late, and who has not ended otherwise."""

@@ -23,11 +23,11 @@ from outrider.runtime.core.validate import Admission, GenerateFields, build_spec
 from outrider.runtime.grammar.lane import GrammarLane
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.ledger import Account, Caller, Ledger
-from outrider.runtime.serving.metrics import StreamCounts
 from outrider.runtime.serving.outbox import Batch, GroupOutbox, Outbox, Post
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.status import code_of
 from outrider.runtime.serving.texts import TextLane
+from outrider.runtime.serving.watch.metrics import StreamCounts
 
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.
 LATE_S = 1.0

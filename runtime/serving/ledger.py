@@ -16,9 +16,9 @@ from outrider.runtime.core.params import Finished, RequestSpec
 from outrider.runtime.core.tenant import NO_RULES, TenantRules
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.doors.audit import AuditEntry, AuditLog, host_of
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.status import code_of
+from outrider.runtime.serving.watch.metrics import Metrics
 
 OTHER = "other"
 """Label of the metrics of tenants that nobody has listed."""

@@ -37,11 +37,11 @@ from outrider.runtime.serving.intake import Intake, Listener, Service
 from outrider.runtime.serving.isolated.worker import open_isolated
 from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
+from outrider.runtime.serving.watch.metrics import Metrics
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
 # waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a

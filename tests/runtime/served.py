@@ -6,10 +6,10 @@ from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.supervision.supervisor import Supervisor
+from outrider.runtime.serving.watch.metrics import Metrics
 
 
 def server_of(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from outrider.errors import CallError
-from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.watch.metrics import Metrics
 
 from tests.runtime.gamma.test_controller import table
 

@@ -17,8 +17,8 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving import server as serving
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.metrics import Metrics
 from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.watch.metrics import Metrics
 
 from tests.runtime.served import server_of
 

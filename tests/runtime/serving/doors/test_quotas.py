@@ -17,7 +17,7 @@ from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.options import DoorOptions
 from outrider.runtime.serving.ledger import Caller, Ledger
-from outrider.runtime.serving.metrics import Metrics
+from outrider.runtime.serving.watch.metrics import Metrics
 
 from tests.runtime.conftest import LetterCodec
 from tests.runtime.markov import Clock

@@ -1,0 +1,70 @@
+"""Options of ``outrider serve``: where it listens, and where its metrics are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from outrider.runtime.core.errors import ConfigError
+
+PANEL = "Addresses"
+
+Host = Annotated[
+    str | None,
+    typer.Option(
+        help="Interface to listen on; other than the loopback's with TLS only. Default: 127.0.0.1.",
+        rich_help_panel=PANEL,
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="0 takes a free one. Default: 50051.", rich_help_panel=PANEL
+    ),
+]
+Uds = Annotated[
+    Path | None,
+    typer.Option(
+        help="Unix socket to listen on; without --host and --port nothing else is.",
+        rich_help_panel=PANEL,
+    ),
+]
+PortFile = Annotated[
+    Path | None, typer.Option(help="Written with the bound port.", rich_help_panel=PANEL)
+]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(min=0, max=65535, help="Prometheus on the loopback.", rich_help_panel=PANEL),
+]
+MetricsAddress = Annotated[
+    str | None,
+    typer.Option(help="Prometheus on HOST:PORT or unix:PATH.", rich_help_panel=PANEL),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Listen for other machines without TLS.", rich_help_panel=PANEL
+    ),
+]
+
+
+def addresses(host: str | None, port: int | None, uds: Path | None) -> list[str]:
+    """Return the addresses that were asked for, the one of TCP first."""
+    from outrider.runtime.serving.doors.addresses import UNIX, tcp_address
+
+    found = []
+    if uds is None or host is not None or port is not None:
+        found.append(tcp_address(host or "127.0.0.1", 50051 if port is None else port))
+    return found + ([] if uds is None else [f"{UNIX}{uds}"])
+
+
+def metrics_address(port: int | None, address: str | None) -> str | None:
+    """Return where metrics are to be had; None for nowhere.
+
+    Raises:
+        ConfigError: two places are named.
+    """
+    if port is not None and address is not None:
+        raise ConfigError("metrics_port", "must be left out where metrics_address is given")
+    return address if port is None else f"127.0.0.1:{port}"
