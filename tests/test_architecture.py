@@ -82,11 +82,12 @@ HEAVY = {
     "llguidance": "runtime.grammar",
     "cryptography": "engines.bundle.signatures runtime.serving.doors",
     "jwt": "runtime.serving.doors",
+    "opentelemetry": "runtime.serving.watch.spans",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.doors outrider"
+    "runtime.grammar.library runtime.serving.doors runtime.serving.watch.tracing outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

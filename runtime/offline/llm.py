@@ -275,6 +275,10 @@ class _InProcess:
         """Return None: the caller waits."""
         return None
 
+    def invocation_metadata(self) -> tuple[()]:
+        """Return nothing: there are no headers."""
+        return ()
+
     async def write(self, data: bytes) -> None:
         """Hand a response over."""
         self._write(wire.GenerateResponse.FromString(data))

@@ -163,6 +163,12 @@ class Frontend:
         except errors.ServingError as error:
             account.refused(error)
             raise
+        except asyncio.CancelledError:
+            account.refused(errors.Cancelled("client"))
+            raise
+        except Exception:  # a bug: whoever answers gives it an id
+            account.refused(errors.InternalError(""))
+            raise
         finally:
             account.arrived()
         code, reason = "CANCELLED", "CLIENT_CANCELLED"

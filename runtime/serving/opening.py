@@ -65,6 +65,7 @@ class ServeOptions:
         port_file: written with the bound port once the server is ready; None for nowhere.
         socket_path: of a Unix socket to listen on besides; None for none.
         metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
+        has_vllm_metric_names: whether these are told under vLLM's names, too.
         doors: who is let in.
         audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
@@ -83,6 +84,7 @@ class ServeOptions:
     port_file: Path | None = None
     socket_path: Path | None = None
     metrics_address: str | None = None
+    has_vllm_metric_names: bool = False
     doors: DoorOptions = field(default_factory=DoorOptions)
     audit_log: Path | None = None
     costs_folder: Path | None = None
@@ -98,6 +100,10 @@ class ServeOptions:
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
+
+    def name_of(self, root: Path) -> str:
+        """Return what a bundle's model is called."""
+        return self.model_name or root.resolve().name
 
 
 def open_serving(
@@ -148,7 +154,7 @@ def open_serving(
         forms=forms,
     )
     model = ServedModel(
-        name=options.model_name or root.resolve().name,
+        name=options.name_of(root),
         vocab_size=manifest.target.vocab_size,
         max_context=manifest.max_context,
         max_gamma=manifest.max_gamma,

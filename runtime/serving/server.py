@@ -41,7 +41,10 @@ from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, 
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
+from outrider.runtime.serving.watch.exposition import Exposition
 from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.watch.process import EngineState, State
+from outrider.runtime.serving.watch.worker import WorkerMetrics, WorkerView
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
 # waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a
@@ -128,6 +131,18 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         self.has_failed = asyncio.Event()
         self.supervisor: Supervisor | None = None
+        self.metrics.registry.register(EngineState(lambda: self.state))
+
+    @property
+    def state(self) -> State:
+        """What the server is at."""
+        if self.has_failed.is_set():
+            return State.FAILED
+        if self.supervisor is None:
+            return State.STARTING
+        if self.supervisor.is_draining:
+            return State.DRAINING
+        return State.SERVING if self.intake.serving.worker.is_ready else State.RESTARTING
 
     @property
     def metrics(self) -> Metrics:
@@ -150,13 +165,14 @@ class Server:
         self._tasks = [
             asyncio.create_task(give_back_regularly()),
             watched(self._doors.watch(), self.has_failed),
+            watched(self.metrics.loop_lag.watch(), self.has_failed),
         ]
         return ports[0]
 
     async def open(self, serving: Serving) -> None:
         """Start a model's worker and take requests; health is SERVING."""
         frontend = self.intake.open(serving)
-        _watch_worker(self.metrics, serving, frontend)
+        self.metrics.registry.register(WorkerMetrics(_view(serving, frontend)))
         serving.worker.start()
         await self._health.set_serving(True)
         self.supervisor = Supervisor(serving, frontend, self._health, self.has_failed)
@@ -221,22 +237,17 @@ class Server:
         self.intake.ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
 
 
-def _watch_worker(metrics: Metrics, serving: Serving, frontend: Frontend) -> None:
+def _view(serving: Serving, frontend: Frontend) -> WorkerView:
+    """Return what a scrape reads of a model's worker."""
     worker = serving.worker
-    snapshot = worker.snapshot
-    watch = metrics.watch
-    watch("num_requests_running", "Holding a slot", lambda: snapshot().num_running)
-    watch("num_requests_waiting", "Waiting for a slot", lambda: snapshot().num_queued)
-    watch("slots_total", "Slots", lambda: snapshot().num_slots)
-    watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
-    watch("engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts)
-    watch("engine_steps", "Steps run", lambda: snapshot().step_count)
-    if serving.model.max_source:
-        metrics.watch_reads(snapshot)
-    if serving.config.prefix_cache_bytes:
-        metrics.watch_prefixes(snapshot)
-    metrics.watch_control(lambda: snapshot().control)
-    watch("streams", "Open streams", lambda: frontend.num_streams)
+    return WorkerView(
+        snapshot=worker.snapshot,
+        num_restarts=lambda: worker.num_restarts,
+        num_streams=lambda: frontend.num_streams,
+        max_context=serving.model.max_context,
+        has_sources=serving.model.max_source > 0,
+        has_prefixes=serving.config.prefix_cache_bytes > 0,
+    )
 
 
 async def serve(root: Path, options: ServeOptions) -> int:
@@ -252,7 +263,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
     metrics = Metrics()
-    doors, addresses, scraped = open_doors(options, metrics)
+    doors, addresses, scraped = open_doors(root, options, metrics)
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
     intake = Intake(Ledger(metrics, time.monotonic, audit=audit, is_listed=doors.is_listed))
     server = Server(intake, options.config, options.limits, doors=doors)
@@ -327,7 +338,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def open_doors(
-    options: ServeOptions, metrics: Metrics
+    root: Path, options: ServeOptions, metrics: Metrics
 ) -> tuple[Doors, list[str], MetricsListener | None]:
     """Return the doors, addresses to listen on that they allow, and what answers scrapes from now on.
 
@@ -351,7 +362,7 @@ def open_doors(
     if options.metrics_address is not None:
         listener = MetricsListener(
             options.metrics_address,
-            metrics.registry,
+            Exposition(metrics.registry, options.name_of(root), options.has_vllm_metric_names),
             doors,
             lambda error: metrics.refused.labels(reason=error.reason).inc(),
         )

@@ -32,8 +32,8 @@ from outrider.runtime.serving.doors.authenticator import (
 )
 from outrider.runtime.serving.doors.certificate import CertificateFiles, ServerCertificate
 from outrider.runtime.serving.doors.doors import Doors
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
 
 OPTION = "metrics_address"
 SCOPE = "metrics"
@@ -60,7 +60,7 @@ class MetricsListener:
     def __init__(
         self,
         address: str,
-        registry: CollectorRegistry,
+        registry: Collector,
         doors: Doors,
         refused: Callable[[ServingError], None] = lambda error: None,
     ) -> None:
@@ -140,7 +140,7 @@ class _Server(ThreadingMixIn, BaseServer):
 
     def begin(
         self,
-        registry: CollectorRegistry,
+        registry: Collector,
         authenticator: Authenticator,
         tls: _Tls | None,
         refused: Callable[[ServingError], None],

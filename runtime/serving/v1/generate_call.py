@@ -19,6 +19,7 @@ from outrider.runtime.serving.v1.wire import (
     parse,
     step_of,
 )
+from outrider.runtime.serving.watch.tracing import trace_headers
 from outrider.v1 import inference_pb2 as wire
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -48,6 +49,7 @@ class GenerateCall:
             rules=identity.rules,
             key=identity.key,
             peer=context.peer(),
+            trace=trace_headers(context.invocation_metadata() or ()),
         )
 
     def fields(self) -> GenerateFields:

@@ -122,6 +122,9 @@ class SteadyReader:
     def time_remaining(self):
         return None
 
+    def invocation_metadata(self):
+        return ()
+
     async def write(self, data):
         # When the timeout around this write would end it.
         task = asyncio.current_task()
