@@ -15,6 +15,9 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.onnx.session import open_session
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
+from tests.environments import environments
+
+__all__ = ["environments"]
 
 # The same examples in every run, and no deadline: a busy machine must not fail a test.
 settings.register_profile("deterministic", derandomize=True, deadline=None)

@@ -44,12 +44,18 @@ SERVICE_CONFIG: Mapping[str, Any] = {
             },
         }
     ],
-    "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+    # A draining replica refuses its whole queue at once, and all 256 calls may be one client's. gRPC stops retrying at
+    # half of the tokens; a refused attempt takes one, a call that ends well gives one back.
+    "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1},
 }
 
 CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.service_config", json.dumps(SERVICE_CONFIG)),
     ("grpc.enable_retries", 1),
+    # A replica that was restarted is found again within two seconds, not within gRPC's two minutes: before the next one
+    # of a rolling restart goes.
+    ("grpc.initial_reconnect_backoff_ms", 250),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),

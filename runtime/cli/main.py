@@ -15,10 +15,12 @@ from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import export as cli_export
 from outrider.runtime.cli import key as cli_key
 from outrider.runtime.cli import offline as cli_offline
-from outrider.runtime.cli import serve as cli_serve
 from outrider.runtime.cli import signing as cli_signing
 from outrider.runtime.cli.entry import version
+from outrider.runtime.cli.operate import config as cli_config
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
+from outrider.runtime.cli.serve import command as cli_serve
+from outrider.runtime.cli.serve.settings import CONTEXT
 
 app = typer.Typer(
     name="outrider",
@@ -38,7 +40,8 @@ app.command()(cli_chat.chat)
 app.command()(cli_client.info)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)
-app.command()(cli_serve.serve)
+app.command(context_settings=CONTEXT)(cli_config.config)
+app.command(context_settings=CONTEXT)(cli_serve.serve)
 app.command()(cli_signing.sign)
 app.command()(cli_signing.verify)
 

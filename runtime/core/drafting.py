@@ -9,7 +9,7 @@ proposes, at any gamma: "suffix+model:3" takes long drafts of suffix, which cost
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -159,17 +159,28 @@ def setting_names() -> tuple[str, ...]:
 
 
 def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
-    """Parse settings of a command line, ``name=value``; ``DraftingConfig`` checks their ranges.
+    """Parse settings of the drafters, ``name=value``; ``DraftingConfig`` checks their ranges.
 
     Raises:
         ConfigError: a name is unknown or given twice, or a value is of the wrong kind.
     """
     defaults = {one.name: one.default for one in fields(DraftingConfig)}
+    return parse_pairs("drafting", texts, {name: defaults[name] for name in setting_names()})
+
+
+def parse_pairs(
+    option: str, texts: Iterable[str], defaults: Mapping[str, object]
+) -> dict[str, Setting]:
+    """Parse settings of an option, ``name=value``; a value is of the kind of its default.
+
+    Raises:
+        ConfigError: a name is unknown or given twice, or a value is of the wrong kind.
+    """
     found: dict[str, Setting] = {}
     for text in texts:
         name, _, value = text.partition("=")
-        if name not in setting_names():
-            raise ConfigError("drafting", f"names must be of {', '.join(setting_names())}")
+        if name not in defaults:
+            raise ConfigError.unknown(option, name, defaults)
         if name in found:
             raise ConfigError(name, "must be given once")
         found[name] = _value(name, value, defaults[name])

@@ -10,7 +10,9 @@ service maps classes to statuses.
 
 from __future__ import annotations
 
-from typing import Literal
+import difflib
+from collections.abc import Iterable
+from typing import Literal, Self
 
 from outrider.engines.base import SpeculativeError
 
@@ -44,6 +46,13 @@ class ConfigError(SpeculativeError):
         super().__init__(f"{key}: {rule}")
         self.key = key
         self.rule = rule
+
+    @classmethod
+    def unknown(cls, key: str, name: str, known: Iterable[str]) -> Self:
+        """Return the error of a name that is none of the known ones, with the nearest of them."""
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return cls(key, f"has the unknown name {name!r}{hint}")
 
 
 class MalformedRequest(ServingError):

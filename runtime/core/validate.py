@@ -8,11 +8,13 @@ nor a tokenizer. Messages name field, rule and limit, never the value.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.core.config import MOST_COUNT
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import (
+    ConfigError,
     ContextTooLong,
     ModelNotFound,
     RequestError,
@@ -45,6 +47,10 @@ MAX_SEED = 2**64 - 1
 # Models ask for 2 to 4; a bound, since every position compares that many tokens.
 MAX_NGRAM_SIZE = 10
 MAX_SALT = 128
+# With less no request could be served.
+_AT_LEAST_ONE = (
+    "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_beams", "max_n", "max_message_bytes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +62,22 @@ class RequestLimits:
             texts together, and those of the rendered one.
         max_tokens: output tokens at most; the context bounds them too.
         default_max_tokens: output tokens where a request does not say.
+        max_stop_strings: strings that end an answer.
+        max_stop_bytes: UTF-8 bytes of one of them.
+        max_stop_token_ids: tokens that end an answer.
+        max_logit_bias: tokens with a bias of their own.
+        max_allowed_token_ids: tokens that an answer may be restricted to.
+        max_bad_words: words that an answer must not hold.
+        max_logprobs: alternatives whose log probability an output token is given with.
+        max_prompt_logprobs: likewise of a prompt's token.
+        max_beams: of a beam search; the engine's slots bound them too.
+        max_n: completions of one request; the engine's slots bound them too.
+        max_abort_ids: requests that one call may abort.
         max_request_s: seconds a request may take in all, whatever the client's deadline.
         max_message_bytes: bytes of a request message.
         max_reference_bytes: UTF-8 bytes of a reference text.
         max_grammar_bytes: UTF-8 bytes of a regular expression, schema or grammar.
+        max_messages: of a chat.
     """
 
     max_prompt_bytes: int = 1 << 20
@@ -81,6 +99,15 @@ class RequestLimits:
     max_reference_bytes: int = 1 << 16
     max_grammar_bytes: int = 8192
     max_messages: int = 1024
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a limit out of range, with its key and its rule."""
+        for key in (one.name for one in fields(self) if one.name != "max_request_s"):
+            least = int(key in _AT_LEAST_ONE)
+            if not least <= getattr(self, key) <= MOST_COUNT:
+                raise ConfigError(key, f"must be in [{least}, {MOST_COUNT}]")
+        if not self.max_request_s > 0.0:
+            raise ConfigError("max_request_s", "must be more than 0 seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,10 @@ from typing import NamedTuple, Self, TypeAlias
 from outrider.options import ChatParams, Message, SamplingParams, build_request
 from outrider.outputs import OutputBuilder, RequestOutput
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
-from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 from outrider.runtime.serving.served_model import Serving, describe
 from outrider.runtime.serving.supervision.watchdog import Watchdog
@@ -247,7 +246,11 @@ class LLM:
     def _call(self, request: wire.GenerateRequest, write: Write) -> GenerateCall:
         """Return a call of this process; ``write`` gets the pieces on the loop's thread."""
         data = request.SerializeToString()
-        return GenerateCall(self._serving, data, _InProcess(write), Identity())
+
+        async def hand_over(answer: bytes) -> None:
+            write(wire.GenerateResponse.FromString(answer))
+
+        return GenerateCall(self._serving, data, Caller(), hand_over)
 
     def _begin(self, call: GenerateCall) -> Future[None]:
         """Ask. Cancelling the future cancels the request."""
@@ -259,29 +262,6 @@ class LLM:
             if not self._close.alive:
                 raise RuntimeError("the LLM is closed")
             return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
-
-
-class _InProcess:
-    """What a ``GenerateCall`` asks of its transport, where caller and server are one process."""
-
-    def __init__(self, write: Write) -> None:
-        self._write = write
-
-    def peer(self) -> str:
-        """Return an address of this machine."""
-        return "unix:"
-
-    def time_remaining(self) -> float | None:
-        """Return None: the caller waits."""
-        return None
-
-    def invocation_metadata(self) -> tuple[()]:
-        """Return nothing: there are no headers."""
-        return ()
-
-    async def write(self, data: bytes) -> None:
-        """Hand a response over."""
-        self._write(wire.GenerateResponse.FromString(data))
 
 
 class _Intake(NamedTuple):

@@ -130,7 +130,7 @@ class Ledger:
             )
         if self._has_access_lines and ACCESS.isEnabledFor(logging.INFO):
             fields = _access_fields(caller, ended) | {"ms": ms}
-            ACCESS.info("%s %s", caller.method, ended.code, extra={"fields": fields})
+            ACCESS.info("request ended", extra={"fields": fields})
 
 
 def _access_fields(caller: Caller, ended: Ended) -> dict[str, object]:

@@ -44,6 +44,7 @@ from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watch.exposition import Exposition
 from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.runtime.serving.watch.process import EngineState, State
+from outrider.runtime.serving.watch.tracing import open_spans
 from outrider.runtime.serving.watch.worker import WorkerMetrics, WorkerView
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
@@ -195,6 +196,7 @@ class Server:
         assert supervisor is not None
         config, worker = serving.config, serving.worker
         supervisor.is_draining = True
+        log.info("draining: %d streams are open", frontend.num_streams)
         await self._health.set_serving(False)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
         frontend.close_admission()
@@ -208,6 +210,7 @@ class Server:
         await self._close()
         if serving.grammars is not None:
             await asyncio.to_thread(serving.grammars.close)
+        log.info("drained: %d streams were cut", frontend.num_cut)
         return frontend.num_cut + (not has_stopped) + self.has_failed.is_set()
 
     async def _close(self) -> None:
@@ -265,7 +268,16 @@ async def serve(root: Path, options: ServeOptions) -> int:
     metrics = Metrics()
     doors, addresses, scraped = open_doors(root, options, metrics)
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
-    intake = Intake(Ledger(metrics, time.monotonic, audit=audit, is_listed=doors.is_listed))
+    spans = open_spans(options.watch.otlp_endpoint, options.name_of(root))
+    ledger = Ledger(
+        metrics,
+        time.monotonic,
+        audit=audit,
+        is_listed=doors.is_listed,
+        has_access_lines=options.watch.logs.has_access_lines,
+        spans=spans,
+    )
+    intake = Intake(ledger)
     server = Server(intake, options.config, options.limits, doors=doors)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -294,6 +306,8 @@ async def serve(root: Path, options: ServeOptions) -> int:
     num_cut = await server.drain()
     if scraped is not None:
         scraped.close()
+    if spans is not None:
+        await asyncio.to_thread(spans.close)
     return 1 if num_cut else 0
 
 
@@ -327,7 +341,9 @@ def _tell_port(port: int, address: str, file: Path | None) -> None:
         unfinished = file.with_name(file.name + ".new")
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(file)
-    print(f"serving on port {port}" if port else f"serving on {address}", flush=True)
+    where = f"port {port}" if port else address
+    print(f"serving on {where}", flush=True)
+    log.info("serving on %s", where)
 
 
 def _exit(code: int) -> NoReturn:
@@ -359,10 +375,10 @@ def open_doors(
             lambda: certificate().ends_s - time.time(),
         )
     listener = None
-    if options.metrics_address is not None:
+    if options.watch.metrics_address is not None:
         listener = MetricsListener(
-            options.metrics_address,
-            Exposition(metrics.registry, options.name_of(root), options.has_vllm_metric_names),
+            options.watch.metrics_address,
+            Exposition(metrics.registry, options.name_of(root), options.watch.has_vllm_names),
             doors,
             lambda error: metrics.refused.labels(reason=error.reason).inc(),
         )

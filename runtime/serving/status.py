@@ -70,33 +70,39 @@ def code_of(error: errors.ServingError) -> grpc.StatusCode:
     return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
 
 
+def is_retryable(error: errors.ServingError) -> bool:
+    """Return whether the same request may be answered elsewhere or later."""
+    return isinstance(error, _RETRYABLE)
+
+
 def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
     """Return code, message and trailing metadata (rich status, retry pushback) of an error."""
     code = code_of(error)
-    retry_after_s = _retry_after_s(error)
+    wait_s = retry_after_s(error)
     status = status_pb2.Status(code=code.value[0], message=str(error))
-    for detail in _details(error, retry_after_s):
+    for detail in _details(error, wait_s):
         packed = any_pb2.Any()
         packed.Pack(detail)
         status.details.append(packed)
     trailing = tuple(rpc_status.to_status(status).trailing_metadata)
-    if retry_after_s is not None:
-        trailing += (("grpc-retry-pushback-ms", str(int(retry_after_s * 1000))),)
+    if wait_s is not None:
+        trailing += (("grpc-retry-pushback-ms", str(int(wait_s * 1000))),)
     elif code in _NEVER_RETRIED:
         # A negative pushback tells clients not to, whatever their service config says.
         trailing += (("grpc-retry-pushback-ms", "-1"),)
     return code, str(error), trailing
 
 
-def _retry_after_s(error: errors.ServingError) -> float | None:
-    if not isinstance(error, _RETRYABLE):
+def retry_after_s(error: errors.ServingError) -> float | None:
+    """Return the seconds after which another try is reasonable, here or elsewhere; None where none is promised."""
+    if not is_retryable(error):
         return None
     if isinstance(error, (errors.Overloaded, errors.QuotaExceeded)):
         return error.retry_after_s
     return RETRY_ELSEWHERE_S
 
 
-def _details(error: errors.ServingError, retry_after_s: float | None) -> list[Any]:
+def _details(error: errors.ServingError, wait_s: float | None) -> list[Any]:
     metadata = {
         name: str(getattr(error, attribute))
         for attribute, name in _METADATA.items()
@@ -115,8 +121,8 @@ def _details(error: errors.ServingError, retry_after_s: float | None) -> list[An
             subject="tenant", description=error.quota
         )
         details.append(error_details_pb2.QuotaFailure(violations=[violation]))
-    if retry_after_s is not None:
+    if wait_s is not None:
         delay = duration_pb2.Duration()
-        delay.FromMilliseconds(int(retry_after_s * 1000))
+        delay.FromMilliseconds(int(wait_s * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     return details

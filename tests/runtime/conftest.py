@@ -28,6 +28,7 @@ from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDef
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
+from outrider.runtime.serving.watch.tracing import Spans
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.served import begin, server_of
@@ -120,6 +121,8 @@ async def running(
     generation_defaults: Mapping[str, object] | None = None,
     doors: Doors | None = None,
     audit: AuditLog | None = None,
+    has_access_lines: bool = False,
+    spans: Spans | None = None,
     addresses: Sequence[str] = (),
     credentials: grpc.ChannelCredentials | None = None,
 ) -> AsyncIterator[Running]:
@@ -178,7 +181,9 @@ async def running(
         chats=chats,
         generation_defaults=generation_defaults or {},
     )
-    server = server_of(serving, doors=doors, audit=audit)
+    server = server_of(
+        serving, doors=doors, audit=audit, has_access_lines=has_access_lines, spans=spans
+    )
     port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"
     options = (("grpc.enable_retries", 0), *options)

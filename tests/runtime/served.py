@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outrider.runtime.serving.doors.audit import AuditLog
+from typing import Any
+
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
@@ -12,11 +13,10 @@ from outrider.runtime.serving.supervision.supervisor import Supervisor
 from outrider.runtime.serving.watch.metrics import Metrics
 
 
-def server_of(
-    serving: Serving, *, doors: Doors | None = None, audit: AuditLog | None = None
-) -> Server:
+def server_of(serving: Serving, *, doors: Doors | None = None, **told: Any) -> Server:
+    """Return a server; ``told`` are further arguments of its ledger."""
     doors = doors or Doors()
-    ledger = Ledger(Metrics(), serving.clock, audit=audit, is_listed=doors.is_listed)
+    ledger = Ledger(Metrics(), serving.clock, is_listed=doors.is_listed, **told)
     return Server(Intake(ledger), serving.config, serving.limits, doors=doors)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable
 
-import grpc.aio
 from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
-from outrider.runtime.core.tenant import Identity, is_local
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
@@ -19,38 +17,46 @@ from outrider.runtime.serving.v1.wire import (
     parse,
     step_of,
 )
-from outrider.runtime.serving.watch.tracing import trace_headers
 from outrider.v1 import inference_pb2 as wire
-
-Context: TypeAlias = grpc.aio.ServicerContext
 
 # Characters of one response: at most 2 MiB of the 4 MiB that gRPC clients take.
 MOST_TEXT = 1 << 19
 
 
-class GenerateCall:
-    """A call of ``runtime.serving.frontend`` by ``identity``, parsed from bytes and answered in ``context``."""
+def note_nothing(spec: RequestSpec) -> None:
+    """Note nothing of a request that is in the queue."""
 
-    def __init__(self, serving: Serving, data: bytes, context: Context, identity: Identity) -> None:
+
+class GenerateCall:
+    """A call of ``runtime.serving.frontend``, parsed from bytes.
+
+    Args:
+        serving: what is served.
+        data: a ``GenerateRequest``.
+        caller: who asks.
+        send: takes the responses.
+        begun: told of the request once it is in the queue.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        data: bytes,
+        caller: Caller,
+        send: Callable[[bytes], Awaitable[None]],
+        begun: Callable[[RequestSpec], None] = note_nothing,
+    ) -> None:
         self._serving = serving
         self._data = data
-        self._context = context
-        self._identity = identity
+        self._caller = caller
+        self._send = send
+        self._begun = begun
         self._request = wire.GenerateRequest()
         self._spec: RequestSpec | None = None
 
     def caller(self) -> Caller:
-        """Return who asks. Who has proven nothing is known only where he is on this machine."""
-        identity, context = self._identity, self._context
-        return Caller(
-            tenant=identity.tenant,
-            is_known=bool(identity.key) or is_local(context.peer()),
-            remaining_s=context.time_remaining(),
-            rules=identity.rules,
-            key=identity.key,
-            peer=context.peer(),
-            trace=trace_headers(context.invocation_metadata() or ()),
-        )
+        """Return who asks."""
+        return self._caller
 
     def fields(self) -> GenerateFields:
         """Return what the bytes ask for, unchecked but for the lengths of lists."""
@@ -62,6 +68,7 @@ class GenerateCall:
     def begin(self, spec: RequestSpec) -> None:
         """Note the seed and the name of the request in the queue."""
         self._spec = spec
+        self._begun(spec)
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:
@@ -74,12 +81,12 @@ class GenerateCall:
         text = batch.text
         while len(text) > MOST_TEXT:
             part = wire.GenerateResponse(text=text[:MOST_TEXT], index=batch.index)
-            await self._context.write(part.SerializeToString())
+            await self._send(part.SerializeToString())
             text = text[MOST_TEXT:]
         response = self._response(batch, text)
         if batch.prompt:
             add_tokens(response.prompt, batch.prompt, has_provenance=False)
-        await self._context.write(response.SerializeToString())
+        await self._send(response.SerializeToString())
 
     def _response(self, batch: Batch, text: str) -> wire.GenerateResponse:
         response = wire.GenerateResponse(text=text, index=batch.index)

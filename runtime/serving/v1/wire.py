@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError, Message
-from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import MAX_BRANCHING
 from outrider.runtime.core.errors import MalformedRequest, RequestError, UnsupportedOption
-from outrider.runtime.core.options import ALL_VALUES, check_count
+from outrider.runtime.core.options import check_count
 from outrider.runtime.core.params import (
     BeamAnswer,
-    BeamParams,
     ChatMessage,
     ChatParams,
     EmittedToken,
@@ -22,7 +21,6 @@ from outrider.runtime.core.params import (
     OffReason,
     PromptToken,
     Provenance,
-    SpeculationParams,
     SpeculationReport,
     StepTrace,
 )
@@ -33,8 +31,8 @@ from outrider.runtime.core.validate import (
     check_prefix_size,
     check_prompt_size,
 )
-from outrider.runtime.grammar.base import grammar_params
 from outrider.runtime.serving.generation_defaults import RequestDefaults
+from outrider.runtime.serving.v1.fields import Given, generate_fields
 from outrider.v1 import inference_pb2 as wire
 
 M = TypeVar("M", bound=Message)
@@ -65,16 +63,6 @@ OFF_REASONS = {
     OffReason.DRAFTER_PAUSED: wire.OFF_REASON_DRAFTER_PAUSED,
     OffReason.NO_EXPECTED_GAIN: wire.OFF_REASON_NO_EXPECTED_GAIN,
 }
-# What the answer's text has the form of.
-_FORM = ("regex", "json_schema", "grammar", "disable_any_whitespace")
-# Fields of the same name and value on both sides.
-_SAMPLING = (
-    "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "min_tokens",
-    "no_repeat_ngram_size",
-)  # fmt: skip
-_SPECULATION = (
-    "drafter", "gamma", "lenience", "phrase_length", "num_phrases", "window", "reference",
-)  # fmt: skip
 _FIGURES = (
     "is_on", "drafter", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization",
     "tokens_per_step", "accepted_by_position", "drafted_by_position", "num_fallbacks", "num_off", "num_forced",
@@ -144,45 +132,19 @@ def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> Gener
     Raises:
         RequestError: this version does not know the exactness mode, or two forms are asked for.
     """
-    given = defaults.search_of(_given(request))
+    fields = _given(request)
+    for name in ("tokens", "answer_prefix_tokens"):
+        if name in fields:
+            fields[name] = tuple(fields[name].ids)
+    if "chat" in fields:
+        fields["chat"] = chat_of(request.chat)
     speculation = _given(request.speculation)
-    beams = _beams(given, speculation)
-    sampling = defaults.sampling_of(_given(request.sampling), has_beams=beams is not None)
-    return GenerateFields(
-        text=given.get("text"),
-        tokens=tuple(request.tokens.ids) if "tokens" in given else None,
-        chat=chat_of(request.chat) if "chat" in given else None,
-        request_id=given.get("request_id", ""),
-        model=given.get("model", ""),
-        # A beam search draws nothing, so a missing temperature is 0.
-        params=_sampling(sampling, 1.0 if beams is None else 0.0),
-        bad_words=tuple(sampling.get("bad_words", ())),
-        seed=sampling.get("seed"),
-        max_tokens=given.get("max_tokens"),
-        stop_strings=tuple(given.get("stop", ())),
-        stop_token_ids=tuple(given.get("stop_token_ids", ())),
-        include_stop=given.get("include_stop_str_in_output", False),
-        ignore_eos=given.get("ignore_eos", False),
-        num_logprobs=given.get("logprobs"),
-        num_prompt_logprobs=given.get("prompt_logprobs"),
-        echoes_prompt=given.get("echo", False),
-        skip_special_tokens=given.get("skip_special_tokens", True),
-        speculation=_speculation(speculation),
-        beams=beams,
-        options=_options(given, speculation),
-        num_samples=given.get("n", 1) if beams is None else 1,
-        source_language=given.get("source_language", ""),
-        target_language=given.get("target_language", ""),
-        answer_prefix=given.get("answer_prefix", ""),
-        answer_prefix_tokens=(
-            tuple(request.answer_prefix_tokens.ids) if "answer_prefix_tokens" in given else None
-        ),
-        default_min_tokens=0 if "min_tokens" in sampling else defaults.min_tokens,
-        has_default_beams=not request.HasField("num_beams"),
-        cache_salt=given.get("cache_salt", ""),
-        priority=given.get("priority", 0),
-        grammar=grammar_params(**{name: getattr(request, name) for name in _FORM}),
-    )
+    if "mode" in speculation:
+        if speculation["mode"] not in MODES:
+            raise RequestError("speculation.mode", "must be a known mode")
+        speculation["mode"] = MODES[speculation["mode"]]
+    given = Given(fields=fields, sampling=_given(request.sampling), speculation=speculation)
+    return generate_fields(given, defaults)
 
 
 def chat_of(chat: wire.Chat) -> ChatParams:
@@ -258,20 +220,6 @@ def _given(message: Message) -> dict[str, Any]:
     return {field.name: value for field, value in message.ListFields()}
 
 
-def _beams(given: Mapping[str, Any], speculation: Mapping[str, Any]) -> BeamParams | None:
-    num_beams = given.get("num_beams", 1)
-    if num_beams == 1:
-        return None
-    return BeamParams(
-        num_beams=num_beams,
-        num_results=given.get("n", 1),
-        length_penalty=given.get("length_penalty", 1.0),
-        stops_early=given.get("early_stopping", False),
-        is_exhaustive=given.get("exhaustive_search", False),
-        width=speculation.get("beam_width", 0),
-    )
-
-
 def _beam(answer: BeamAnswer) -> wire.Beam:
     return wire.Beam(
         text=answer.text,
@@ -281,37 +229,6 @@ def _beam(answer: BeamAnswer) -> wire.Beam:
         reason=REASONS[answer.reason],
         stop_token=answer.stop,
     )
-
-
-def _sampling(sampling: Mapping[str, Any], default_temperature: float) -> SamplingParams:
-    return SamplingParams(
-        temperature=sampling.get("temperature", default_temperature),
-        **{name: sampling[name] for name in _SAMPLING if name in sampling},
-        logit_bias=tuple(sorted(sampling.get("logit_bias", {}).items())),
-        allowed_token_ids=tuple(sampling.get("allowed_token_ids", ())),
-    )
-
-
-def _speculation(given: Mapping[str, Any]) -> SpeculationParams:
-    mode = given.get("mode", wire.EXACTNESS_MODE_UNSPECIFIED)
-    if mode not in MODES:
-        raise RequestError("speculation.mode", "must be a known mode")
-    return SpeculationParams(
-        is_enabled=given.get("enabled", True),
-        is_adaptive=given.get("adaptive"),
-        mode=MODES[mode],
-        verifies_block=given.get("block_verification"),
-        branching=tuple(given.get("branching", ())),
-        **{name: given[name] for name in _SPECULATION if name in given},
-    )
-
-
-def _options(given: dict[str, Any], speculation: dict[str, Any]) -> dict[str, object]:
-    """Return those of ``ALL_VALUES`` that were given, by name."""
-    named = given | {f"speculation.{name}": value for name, value in speculation.items()}
-    if named.get("best_of") == named.get("n", 1):
-        del named["best_of"]  # its default
-    return {path: named[path] for path in ALL_VALUES if path in named}
 
 
 def report_of(report: SpeculationReport) -> wire.SpeculationReport:

@@ -11,8 +11,9 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ OURS = "outrider"
 ACCESS = logging.getLogger("outrider.access")
 """A line of each request, once it has ended."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
@@ -51,6 +54,11 @@ class LogOptions:
     format: str = "console"
     level: str = "info"
     has_access_lines: bool = True
+
+    @property
+    def is_for_people(self) -> bool:
+        """Whether people read the lines as they come."""
+        return self.format == "console"
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -154,6 +162,15 @@ class Logging:
         self._root.setLevel(root_level)
         self._ours.setLevel(our_level)
         self._handler.close()
+
+
+@contextmanager
+def logged_stage(text: str) -> Iterator[None]:
+    """Log that the block begins, and what it took."""
+    log.info("%s ...", text)
+    began_s = time.perf_counter()
+    yield
+    log.info("%s: %.1f s", text, time.perf_counter() - began_s)
 
 
 class _Queued(QueueHandler):

@@ -5,12 +5,12 @@ Part of ``scripts/test --long``: it needs an environment of its own, made from t
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.environments import Environments
 
 ROOT = Path(__file__).parents[3]
 CLIENT = tomllib.loads((ROOT / "proto" / "pyproject.toml").read_text("utf-8"))["project"]
@@ -41,17 +41,8 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("oldest")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *OLDEST]
-    done = subprocess.run(install, capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(
-            f"no package index has {', '.join(OLDEST)} for this Python: {done.stderr[-300:]}"
-        )
-    return python
+def python(environments: Environments) -> Path:
+    return environments.python(*OLDEST)
 
 
 async def test_the_oldest_client_streams_asks_and_reads_refusals(python: Path, start):

@@ -1,0 +1,1 @@
+"""``outrider serve``: a file for each heading of its options, and the command."""

@@ -1,0 +1,153 @@
+"""What carries a call through Ray's proxy: messages out one by one, and statuses that arrive whole.
+
+Ray's proxy sets code, details and trailing metadata of its own context to those of the replica's with every message
+that it passes on, and drops the metadata of exceptions. So
+
+* what is refused for good is told beside an empty message, with its rich status;
+* what may be tried again is raised: nothing was sent then, and gRPC's own retry still works. ``REASON: text`` is left.
+* while an answer runs, the status is that of a replica that is lost. Its last message sets it right. If the replica
+  dies, this is what the proxy ends the call with, instead of INTERNAL with the name of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import grpc
+from outrider.runtime.core import errors
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.serving.status import is_retryable, trailing_status
+from outrider.runtime.serving.v1.answers import failure_of
+from outrider.v1 import inference_pb2 as wire
+
+LOST = "REPLICA_LOST: the replica that served the request is gone; try again"
+_ENDED = "ended"
+
+
+class ProxyContext(Protocol):
+    """The part of ``ray.serve.grpc_util.RayServegRPCContext`` that is used here."""
+
+    def peer(self) -> str:
+        """Return the address of the proxy's caller."""
+        ...
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """Return what the caller sent."""
+        ...
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Set the code that the call ends with."""
+        ...
+
+    def set_details(self, details: str) -> None:
+        """Set its text."""
+        ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, Any]]) -> None:
+        """Set its metadata."""
+        ...
+
+
+class Encoded(NamedTuple):
+    """A message in bytes, as Ray takes messages."""
+
+    data: bytes
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  (protobuf's name)
+        """Return the bytes."""
+        return self.data
+
+
+class RefusedError(Exception):
+    """What Ray is told of a refusal that may be tried again; code and text are in the call's context."""
+
+
+class CallContext:
+    """One call, as ``runtime.serving.v1`` answers it."""
+
+    def __init__(self, proxy: ProxyContext) -> None:
+        self._proxy = proxy
+        # Of one message, so that a caller who does not read stops the writer. None is the end.
+        self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        # Completions that have not ended; None before any was begun.
+        self._num_open: int | None = None
+
+    def peer(self) -> str:
+        """Return whence the call came. It is never this machine: anybody may stand before the proxy."""
+        return f"ray:{self._proxy.peer()}"
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """Return what the caller sent."""
+        return self._proxy.invocation_metadata()
+
+    def time_remaining(self) -> float | None:
+        """Return None: the proxy keeps the caller's deadline to itself, and ends the call when it has passed."""
+        return None
+
+    def begin(self, spec: RequestSpec) -> None:
+        """Send an empty message: from now on the call ends with UNAVAILABLE if the replica is lost."""
+        self._num_open = spec.num_samples
+        self._messages.put_nowait(b"")
+
+    async def write(self, data: bytes) -> None:
+        """Send a message; returns once the one before it was taken."""
+        await self._messages.put(data)
+
+    async def stream(self, answering: Awaitable[None]) -> AsyncGenerator[Encoded]:
+        """Yield the messages that ``answering`` writes, and what it ends with."""
+        task = asyncio.ensure_future(self._run(answering))
+        try:
+            while (data := await self._messages.get()) is not None:
+                self._count(data)
+                if self._num_open:
+                    self._set(grpc.StatusCode.UNAVAILABLE, LOST)
+                else:
+                    self._set(grpc.StatusCode.OK, _ENDED)
+                yield Encoded(data)
+            if (failure := await task) is not None:
+                yield self._tell(failure)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def answer(self, answering: Awaitable[bytes]) -> Encoded:
+        """Return the one message of a call, or an empty one beside what it was refused with."""
+        try:
+            return Encoded(await answering)
+        except Exception as error:
+            return self._tell(failure_of("the call", error))
+
+    async def _run(self, answering: Awaitable[None]) -> errors.ServingError | None:
+        try:
+            await answering
+        except Exception as error:
+            return failure_of("Generate", error)
+        finally:
+            await self._messages.put(None)
+        return None
+
+    def _count(self, data: bytes) -> None:
+        if self._num_open and wire.GenerateResponse.FromString(data).HasField("finish"):
+            self._num_open -= 1
+
+    def _tell(self, error: errors.ServingError) -> Encoded:
+        """Return the message beside which the call's end is told.
+
+        Raises:
+            RefusedError: the call may be tried again, since nothing was sent.
+        """
+        code, text, trailing = trailing_status(error)
+        if self._num_open is None and is_retryable(error):
+            self._set(code, f"{error.reason}: {text}")
+            raise RefusedError(error.reason)
+        self._set(code, text, trailing)
+        return Encoded(b"")
+
+    def _set(
+        self, code: grpc.StatusCode, text: str, trailing: Sequence[tuple[str, Any]] = ()
+    ) -> None:
+        self._proxy.set_code(code)
+        self._proxy.set_details(text)
+        self._proxy.set_trailing_metadata([*trailing])

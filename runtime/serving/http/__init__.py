@@ -1,0 +1,1 @@
+"""The OpenAI-compatible dialect over HTTP: a listener beside gRPC's, a parser, sinks and a table of errors."""

@@ -1,0 +1,74 @@
+"""The methods of ``outrider.v1`` on bytes, whatever carries them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+from outrider.runtime.core.options import check_text
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.tenant import Identity
+from outrider.runtime.core.validate import check_model_chat
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.served_model import describe
+from outrider.runtime.serving.v1.generate_call import GenerateCall, note_nothing
+from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
+from outrider.v1 import inference_pb2 as wire
+
+
+class Methods:
+    """Answers what is asked of what ``intake`` serves; raises ``ServingError`` for a refusal."""
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    async def generate(
+        self,
+        data: bytes,
+        caller: Caller,
+        send: Callable[[bytes], Awaitable[None]],
+        begun: Callable[[RequestSpec], None] = note_nothing,
+    ) -> None:
+        """Stream the completions of a prompt; ``send`` and ``begun`` are as of ``GenerateCall``."""
+        intake = self._intake
+        call = GenerateCall(intake.serving, data, caller, send, begun)
+        await intake.frontend.complete(call)
+
+    async def abort(self, data: bytes, identity: Identity) -> bytes:
+        """End live requests by the caller's ids."""
+        frontend = self._intake.frontend
+        request_ids = parse(wire.AbortRequest, data).request_ids
+        aborted = frontend.abort(request_ids, identity.tenant)
+        return wire.AbortResponse(aborted=aborted).SerializeToString()
+
+    async def tokenize(self, data: bytes) -> bytes:
+        """Return the token ids of a text."""
+        serving, encoder = self._intake.serving, self._intake.frontend.encoder
+        request = parse(wire.TokenizeRequest, data)
+        model, limits = serving.model, serving.limits
+        check_text("text", request.text, limits.max_prompt_bytes)
+        has_encoder = model.max_source > 0
+        check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
+        if request.HasField("chat"):
+            chat = chat_of(request.chat)
+            check_model_chat(chat, limits, model)
+            return await encoder.tokenize_chat(chat, model.max_context)
+        return await encoder.tokenize(request, model.max_context)
+
+    async def get_server_info(self, data: bytes, identity: Identity) -> bytes:
+        """Return the description of the served model."""
+        serving = self._intake.serving
+        parse(wire.GetServerInfoRequest, data)
+        response = describe(serving)
+        limits, rules = response.limits, identity.rules
+        limits.min_priority, limits.max_priority = rules.priorities
+        snapshot = serving.worker.snapshot()
+        response.load.num_running = snapshot.num_running
+        response.load.num_queued = snapshot.num_queued
+        response.load.num_slots = snapshot.num_slots
+        response.load.num_free_slots = snapshot.num_free_slots
+        response.load.is_draining = self._intake.frontend.is_draining
+        if serving.certificate:
+            response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
+        return response.SerializeToString()
