@@ -36,8 +36,8 @@ from outrider.runtime.serving.doors.certificate import (
     server_context,
 )
 from outrider.runtime.serving.doors.doors import Doors
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
 
 OPTION = "metrics_address"
 SCOPE = "metrics"
@@ -64,7 +64,7 @@ class MetricsListener:
     def __init__(
         self,
         address: str,
-        registry: CollectorRegistry,
+        registry: Collector,
         doors: Doors,
         refused: Callable[[ServingError], None] = lambda error: None,
     ) -> None:
@@ -135,7 +135,7 @@ class _Server(ThreadingMixIn, BaseServer):
 
     def begin(
         self,
-        registry: CollectorRegistry,
+        registry: Collector,
         authenticator: Authenticator,
         tls: _Tls | None,
         refused: Callable[[ServingError], None],
