@@ -78,6 +78,8 @@ class ServeOptions:
         leaves_gamma: whether it chooses the default gamma.
         trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
         applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
+        has_kserve: whether the server speaks the Open Inference Protocol too.
+        has_vllm_grpc: whether it speaks vLLM's gRPC too.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
@@ -99,6 +101,8 @@ class ServeOptions:
     leaves_gamma: bool = False
     trusted_signers: tuple[bytes, ...] = ()
     applies_generation_defaults: bool = False
+    has_kserve: bool = False
+    has_vllm_grpc: bool = False
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)

@@ -27,6 +27,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.doors.addresses import UNIX
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
@@ -40,6 +41,7 @@ from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watch.metrics import Metrics
@@ -257,7 +259,14 @@ async def serve(root: Path, options: ServeOptions) -> int:
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
     intake = Intake(Ledger(metrics, time.monotonic, audit=audit, is_listed=doors.is_listed))
     listeners = open_listeners(intake, doors, options)
-    server = Server(intake, options.config, options.limits, doors=doors, listeners=listeners)
+    server = Server(
+        intake,
+        options.config,
+        options.limits,
+        doors=doors,
+        services=services_of(options, intake),
+        listeners=listeners,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -277,12 +286,14 @@ async def serve(root: Path, options: ServeOptions) -> int:
     _tell_port(port, addresses[0], options.port_file)
     for listener in listeners:
         _tell_port(listener.port, "HTTP", options.http_port_file, "HTTP ")
+    notify(READY, status="serving")
     failing = asyncio.create_task(server.has_failed.wait())
     await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
         await server.abandon()
         _exit(GUARD_EXIT_CODE)
     failing.cancel()
+    notify(STOPPING, status="draining")
     _guard(options.config)
     num_cut = await server.drain()
     if scraped is not None:

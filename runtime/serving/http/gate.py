@@ -105,9 +105,10 @@ class Gate:
             scope["state"]["identity"] = found
             await self._app(scope, receive, send)
             return
-        # Callers choose the names of routes that do not exist.
-        name = " ".join(route) if route in self._scope_of else "unknown"
-        self._refused(name, peer_of(scope), failure, found)
+        if not isinstance(failure, (NoSuchRoute, WrongMethod)):
+            # Callers choose the names of routes that do not exist.
+            name = " ".join(route) if route in self._scope_of else "unknown"
+            self._refused(name, peer_of(scope), failure, found)
         await answer_error(failure, send)
 
     def _identify(self, scope: Scope) -> Identity:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import uvicorn
 from outrider.runtime.core.errors import ConfigError, ServingError
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.doors.addresses import is_reachable, split_address
+from outrider.runtime.serving.doors.addresses import UNIX, is_reachable, split_address
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http.app import router
 from outrider.runtime.serving.http.gate import Gate
@@ -73,12 +73,18 @@ class HttpListener:
         options: where and within what.
 
     Raises:
-        ConfigError: the address has to have TLS.
+        ConfigError: the address has to have TLS, or nobody could be let in.
     """
 
     def __init__(self, intake: Intake, doors: Doors, options: HttpOptions) -> None:
-        doors.check(OPTION, options.address)
+        if options.address.startswith(UNIX):
+            raise ConfigError(OPTION, "must be HOST:PORT")
         self._host, self._port = split_address(OPTION, options.address)
+        doors.check(OPTION, options.address)
+        asked = doors.options
+        if asked.tls_client_ca is not None and asked.keys is None and asked.jwt_keys is None:
+            rule = "needs keys or jwt_keys: here a certificate does not say whose requests they are"
+            raise ConfigError(OPTION, rule)
         self._intake = intake
         pages = read_pages()
         app = router(intake, max_bytes=options.max_bytes, started_s=time.time(), pages=pages)

@@ -16,6 +16,7 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import ALIVE, notify
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 
 LIVENESS = "liveness"
@@ -117,6 +118,7 @@ class Supervisor:
         while not self._has_failed.is_set():
             await asyncio.sleep(WATCH_EVERY_S)
             await self.look()
+            notify(ALIVE)
 
     async def _follow(self) -> None:
         """Report NOT_SERVING while there is no engine, or its files have changed."""
