@@ -283,10 +283,10 @@ async def serve(root: Path, options: ServeOptions) -> int:
     except BaseException:
         await server.abandon()
         raise
-    _tell_port(port, addresses[0], options.port_file)
+    line = _tell_port(port, addresses[0], options.port_file)
     for listener in listeners:
         _tell_port(listener.port, "HTTP", options.http_port_file, "HTTP ")
-    notify(READY, status="serving")
+    notify(READY, status=line)
     failing = asyncio.create_task(server.has_failed.wait())
     await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
@@ -325,13 +325,15 @@ def _noted(stage: Stage, intake: Intake) -> Stage:
     return noted
 
 
-def _tell_port(port: int, address: str, file: Path | None, what: str = "") -> None:
-    """Say that requests are taken, and where."""
+def _tell_port(port: int, address: str, file: Path | None, what: str = "") -> str:
+    """Say that requests are taken, and where; return what was said."""
     if file is not None:
         unfinished = file.with_name(file.name + ".new")
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(file)
-    print(f"serving {what}on port {port}" if port else f"serving on {address}", flush=True)
+    line = f"serving {what}on port {port}" if port else f"serving on {address}"
+    print(line, flush=True)
+    return line
 
 
 def _exit(code: int) -> NoReturn:
