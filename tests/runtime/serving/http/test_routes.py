@@ -10,7 +10,7 @@ from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.watch.metrics import Metrics
 
-from tests.runtime.serving.http.conftest import Http
+from tests.runtime.serving.http.client import Http
 
 
 async def test_until_the_model_is_open_everything_but_life_waits():
