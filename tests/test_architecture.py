@@ -84,13 +84,15 @@ HEAVY = {
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
     "cryptography": "engines.bundle.signatures runtime.serving.doors",
+    "starlette": "runtime.serving.http",
+    "uvicorn": "runtime.serving.http",
     "jwt": "runtime.serving.doors",
     "smg_grpc_proto": "runtime.serving.vllm",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.doors runtime.serving.dialects outrider"
+    "runtime.grammar.library runtime.serving.doors runtime.serving.http.opening runtime.serving.dialects outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

@@ -13,6 +13,7 @@ from outrider.runtime.core.errors import NotReady
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import notify
 
 
 class _Opened(NamedTuple):
@@ -25,16 +26,21 @@ class Intake:
 
     Args:
         ledger: has an account of each request, and of what was refused before.
+
+    Attributes:
+        is_serving: what probes are told; ``supervision.Health`` says it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.is_serving = False
         self._stage = ""
         self._opened: _Opened | None = None
 
     def note(self, stage: str) -> None:
         """Say what the start is at; callable from any thread."""
         self._stage = stage
+        notify(status=stage)
 
     @property
     def stage(self) -> str:

@@ -65,6 +65,8 @@ class ServeOptions:
         port_file: written with the bound port once the server is ready; None for nowhere.
         socket_path: of a Unix socket to listen on besides; None for none.
         metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
+        http_address: of OpenAI's protocol over HTTP, host and port; None for none.
+        http_port_file: written with the bound port of it once the server is ready; None for nowhere.
         doors: who is let in.
         audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
@@ -85,6 +87,8 @@ class ServeOptions:
     port_file: Path | None = None
     socket_path: Path | None = None
     metrics_address: str | None = None
+    http_address: str | None = None
+    http_port_file: Path | None = None
     doors: DoorOptions = field(default_factory=DoorOptions)
     audit_log: Path | None = None
     costs_folder: Path | None = None

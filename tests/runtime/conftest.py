@@ -31,7 +31,7 @@ from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
 from outrider.v1 import inference_pb2 as wire
 
-from tests.runtime.served import begin, server_of
+from tests.runtime.served import MakeListeners, begin, server_of
 
 ALPHABET = string.ascii_lowercase + " é"
 EOS = len(ALPHABET)
@@ -124,6 +124,7 @@ async def running(
     addresses: Sequence[str] = (),
     serve_options: ServeOptions | None = None,
     credentials: grpc.ChannelCredentials | None = None,
+    listeners: MakeListeners = lambda intake, doors: (),
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -180,7 +181,9 @@ async def running(
         chats=chats,
         generation_defaults=generation_defaults or {},
     )
-    server = server_of(serving, doors=doors, audit=audit, options=serve_options)
+    server = server_of(
+        serving, doors=doors, audit=audit, options=serve_options, listeners=listeners
+    )
     port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"
     options = (("grpc.enable_retries", 0), *options)
