@@ -2,13 +2,13 @@
 
 import pytest
 
-from scripts.soak import malformed_dialects
+from scripts.soak.dialects import malformed
 
 NUM_MESSAGES = 6_000
 
 
 def test_nothing_but_refusals_and_requests_comes_of_them():
-    reasons, problems = malformed_dialects.in_process(NUM_MESSAGES, seed=3)
+    reasons, problems = malformed.in_process(NUM_MESSAGES, seed=3)
     assert problems == []
     assert reasons.total() == 2 * NUM_MESSAGES
     for dialect in ("kserve", "vllm"):
@@ -20,7 +20,7 @@ def test_nothing_but_refusals_and_requests_comes_of_them():
 
 
 def test_what_is_raised_beside_refusals_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(malformed_dialects, "check_request", lambda *_: 1 // 0)
-    _, problems = malformed_dialects.in_process(200, seed=3)
+    monkeypatch.setattr(malformed, "check_request", lambda *_: 1 // 0)
+    _, problems = malformed.in_process(200, seed=3)
     assert problems
     assert all("ZeroDivisionError" in problem for problem in problems)

@@ -3,7 +3,7 @@
 Half are valid ones with damaged bytes, as in ``scripts.soak.malformed``; the other half say extreme values, in fields
 of vLLM's messages, and in JSON, parameters and tensors of the Open Inference Protocol.
 
-    python -m scripts.soak.malformed_dialects
+    python -m scripts.soak.dialects.malformed
 """
 
 from __future__ import annotations
