@@ -109,6 +109,19 @@ class Frontend:
         """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
 
+    def check_open(self) -> None:
+        """Refuse where no request is taken now.
+
+        Raises:
+            ServingError: says why.
+        """
+        if self._has_changed_model:
+            raise errors.ModelChanged
+        if self._is_draining:
+            raise errors.Draining
+        if self._has_failed:
+            raise errors.EngineRestart
+
     def end_overdue(self) -> None:
         """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
         worker, config = self._serving.worker, self._serving.config
@@ -209,20 +222,12 @@ class Frontend:
         for spec in live.samples:
             self._serving.worker.cancel(spec.internal_id, error)
 
-    def _check_open(self) -> None:
-        if self._has_changed_model:
-            raise errors.ModelChanged
-        if self._is_draining:
-            raise errors.Draining
-        if self._has_failed:
-            raise errors.EngineRestart
-
     async def _admit(self, call: Call, account: Account) -> tuple[RequestSpec, str]:
         """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
         caller = call.caller()
         account.called_by(caller)
-        self._check_open()
+        self.check_open()
         fields = call.fields()
         check_fields(fields, serving.limits, serving.model)
         account.begin(fields)
@@ -272,7 +277,7 @@ class Frontend:
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         # Since it was admitted, its texts were on their way.
-        self._check_open()
+        self.check_open()
         samples, has_events = spec.samples(), asyncio.Event()
         outboxes = [self._outbox(sample, has_events, lead) for sample in samples]
         self._serving.worker.submit_group(samples, [one.deliver for one in outboxes])

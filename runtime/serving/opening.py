@@ -65,6 +65,8 @@ class ServeOptions:
         port_file: written with the bound port once the server is ready; None for nowhere.
         socket_path: of a Unix socket to listen on besides; None for none.
         metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
+        http_address: of OpenAI's protocol over HTTP, host and port; None for none.
+        http_port_file: written with the bound port of it once the server is ready; None for nowhere.
         doors: who is let in.
         audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
@@ -76,6 +78,8 @@ class ServeOptions:
         leaves_gamma: whether it chooses the default gamma.
         trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
         applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
+        has_kserve: whether the server speaks the Open Inference Protocol too.
+        has_vllm_grpc: whether it speaks vLLM's gRPC too.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
@@ -83,6 +87,8 @@ class ServeOptions:
     port_file: Path | None = None
     socket_path: Path | None = None
     metrics_address: str | None = None
+    http_address: str | None = None
+    http_port_file: Path | None = None
     doors: DoorOptions = field(default_factory=DoorOptions)
     audit_log: Path | None = None
     costs_folder: Path | None = None
@@ -95,6 +101,8 @@ class ServeOptions:
     leaves_gamma: bool = False
     trusted_signers: tuple[bytes, ...] = ()
     applies_generation_defaults: bool = False
+    has_kserve: bool = False
+    has_vllm_grpc: bool = False
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)

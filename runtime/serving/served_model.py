@@ -146,7 +146,7 @@ def describe(serving: Serving) -> wire.GetServerInfoResponse:
     """Return the description of a served model and its limits, without the present load."""
     limits, config, model = serving.limits, serving.config, serving.model
     return wire.GetServerInfoResponse(
-        server_version=_version(),
+        server_version=server_version(),
         model=model.name,
         vocab_size=model.vocab_size,
         eos_token_ids=model.eos_token_ids,
@@ -227,7 +227,8 @@ def _default_drafter(serving: Serving) -> str:
     return wanted if wanted in serving.model.drafters else "none"
 
 
-def _version() -> str:
+def server_version() -> str:
+    """Return the version of this server's distribution."""
     try:
         return metadata.version("outrider-server")
     except metadata.PackageNotFoundError:

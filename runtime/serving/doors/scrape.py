@@ -31,7 +31,11 @@ from outrider.runtime.serving.doors.authenticator import (
     check_scope,
     sole_header,
 )
-from outrider.runtime.serving.doors.certificate import CertificateFiles, ServerCertificate
+from outrider.runtime.serving.doors.certificate import (
+    CertificateFiles,
+    ServerCertificate,
+    server_context,
+)
 from outrider.runtime.serving.doors.doors import Doors
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -103,7 +107,7 @@ class _Tls:
         self._lock = threading.Lock()
         self._last = current()
         try:
-            self._context = self._read(self._last.client_ca)
+            self._context = server_context(files, self._last.client_ca)
         except (OSError, ValueError):
             raise ConfigError(
                 "tls_certificate", "must not change while the server starts"
@@ -121,19 +125,10 @@ class _Tls:
 
     def _renew(self, client_ca: bytes | None) -> None:
         try:
-            self._context = self._read(client_ca)
+            self._context = server_context(self._files, client_ca)
         except (OSError, ValueError):
             # They have changed once more since they were checked; the next look finds that.
             log.error("metrics: the certificate's files cannot be read, the old one stays")
-
-    def _read(self, client_ca: bytes | None) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._files.chain, self._files.key)
-        if client_ca is not None:
-            # Between certificates there may be comments, in any language.
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
 
 
 class _Server(ThreadingMixIn, BaseServer):

@@ -21,14 +21,13 @@ export class Chart {
   /**
    * Show one more pass.
    * @param {import("./tally.js").Pass} pass
-   * @param {number | null} alphaHat of all passes so far
    */
-  add(pass, alphaHat) {
+  add(pass) {
     const [numbers, gammas, kept, alphas] = this.data;
     numbers.push(numbers.length + 1);
     gammas.push(pass.gamma);
     kept.push(pass.numAccepted);
-    alphas.push(alphaHat);
+    alphas.push(pass.alphaHat);
   }
 
   /** Draw what was added. */

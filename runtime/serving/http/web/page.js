@@ -54,8 +54,7 @@ async function answer(column, request, shown = () => {}) {
 }
 
 function showPasses(passes) {
-  const { tally } = columns.on;
-  for (const pass of passes) chart.add(pass, tally.alphaHat);
+  for (const pass of passes) chart.add(pass);
   chart.draw();
 }
 
