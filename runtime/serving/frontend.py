@@ -94,7 +94,7 @@ class Frontend:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
-        self.encoder = RequestEncoder(
+        self._encoder = RequestEncoder(
             serving.codec,
             self._texts,
             serving.chats,
@@ -176,6 +176,12 @@ class Frontend:
         except errors.ServingError as error:
             account.refused(error)
             raise
+        except asyncio.CancelledError:
+            account.refused(errors.Cancelled("client"))
+            raise
+        except Exception:  # a bug: whoever answers gives it an id
+            account.refused(errors.InternalError(""))
+            raise
         finally:
             account.arrived()
         code, reason = "CANCELLED", "CLIENT_CANCELLED"
@@ -193,6 +199,15 @@ class Frontend:
             is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
             self._num_cut += self._is_draining and is_cut
             account.ended(code, reason)
+
+    def encoder_for(self, method: str, caller: Caller) -> RequestEncoder:
+        """Return who tokenises texts of a call that is no request; the call takes of its tenant's share.
+
+        Raises:
+            QuotaExceeded: the tenant has used up what it may.
+        """
+        self._ledger.begin_call(method, caller)
+        return self._encoder.of(caller.tenant)
 
     def abort(self, request_ids: Sequence[str], tenant: str) -> list[str]:
         """End a tenant's live requests by the caller's ids; return those that were live.
@@ -225,7 +240,7 @@ class Frontend:
         deadline_s = serving.clock() + budget_s
         if fields.tokens is None:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
-            num_ahead, num_tokens = self._texts.prompts
+            num_ahead, num_tokens = self._texts.prompts_of(caller.tenant)
             claim = Claim(
                 tenant=caller.tenant,
                 priority=fields.priority,
@@ -235,7 +250,7 @@ class Frontend:
             serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead, claim)
         if fields.grammar is not None:
             await self._grammars.prepare(fields.grammar)
-        encoder = self.encoder
+        encoder = self._encoder.of(caller.tenant)
         prefix = encoder.decoder_prefix(fields)
         fields = await encoder.with_reference(fields)
         internal_id = uuid.uuid4().hex

@@ -14,10 +14,11 @@ from outrider.runtime.serving.http.answers import (
     answer_json,
 )
 from outrider.runtime.serving.http.body import parse_object, read_body
-from outrider.runtime.serving.http.openai.completions import Completions
+from outrider.runtime.serving.http.openai.completions import Completions, caller_of
 from outrider.runtime.serving.http.openai.tokens import detokenize, tokenize, tokenizer_info
 from outrider.runtime.serving.http.pages import Page
 from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route, Router
@@ -108,7 +109,7 @@ class _Asked:
         self,
         intake: Intake,
         max_bytes: int,
-        ask: Callable[[Mapping[str, Any], Intake], Awaitable[dict[str, Any]]],
+        ask: Callable[[Mapping[str, Any], Intake, Caller], Awaitable[dict[str, Any]]],
     ) -> None:
         self._intake = intake
         self._max_bytes = max_bytes
@@ -116,8 +117,10 @@ class _Asked:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._intake.frontend  # noqa: B018 - refuses before a body is read
-        body = await read_body(Request(scope, receive), self._max_bytes)
-        await answer_json(await self._ask(parse_object(body), self._intake), send)
+        request = Request(scope, receive)
+        body = await read_body(request, self._max_bytes)
+        values = parse_object(body)
+        await answer_json(await self._ask(values, self._intake, caller_of(request)), send)
 
 
 def _models(intake: Intake, created_s: int) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        caller = _caller(request)
+        caller = caller_of(request)
         try:
             frontend = self._intake.frontend
             frontend.check_open()
@@ -147,7 +147,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _caller(request: Request) -> Caller:
+def caller_of(request: Request) -> Caller:
     """Return who asks. Who has proven nothing is known only where he is on this machine."""
     identity, peer = identity_of(request.scope), peer_of(request.scope)
     return Caller(

@@ -12,6 +12,7 @@ from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
 from outrider.runtime.serving.http.openai import kinds
 from outrider.runtime.serving.http.openai.messages import chat_of
 from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
 from outrider.v1 import inference_pb2 as wire
 
 _TOKENIZE: Mapping[str, kinds.Kind] = {
@@ -21,18 +22,20 @@ _TOKENIZE: Mapping[str, kinds.Kind] = {
 }
 
 
-async def tokenize(values: Mapping[str, Any], intake: Intake) -> dict[str, Any]:
+async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) -> dict[str, Any]:
     """Return the token ids of a text, or of a conversation.
 
     Raises:
         RequestError: a field has another type, or a text is too long.
+        QuotaExceeded: the caller's tenant has used up its share.
     """
-    serving, encoder = intake.serving, intake.frontend.encoder
+    serving, frontend = intake.serving, intake.frontend
     model, limits = serving.model, serving.limits
     given = kinds.read(values, _TOKENIZE)
     if "messages" in values:
         chat = chat_of(values)
         check_model_chat(chat, limits, model)
+        encoder = frontend.encoder_for("Tokenize", caller)
         data = await encoder.tokenize_chat(chat, model.max_context)
     else:
         if "prompt" not in given:
@@ -41,6 +44,7 @@ async def tokenize(values: Mapping[str, Any], intake: Intake) -> dict[str, Any]:
         check_text("prompt", text, limits.max_prompt_bytes)
         adds_special = given.get("add_special_tokens", True)
         request = wire.TokenizeRequest(text=text, add_special_tokens=adds_special)
+        encoder = frontend.encoder_for("Tokenize", caller)
         data = await encoder.tokenize(request, model.max_context)
     response = wire.TokenizeResponse.FromString(data)
     ids = [*response.ids]
@@ -53,18 +57,20 @@ async def tokenize(values: Mapping[str, Any], intake: Intake) -> dict[str, Any]:
     }
 
 
-async def detokenize(values: Mapping[str, Any], intake: Intake) -> dict[str, Any]:
+async def detokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) -> dict[str, Any]:
     """Return the text of token ids, special ones included.
 
     Raises:
         RequestError: these are no token ids, or too many.
+        QuotaExceeded: the caller's tenant has used up its share.
     """
     serving = intake.serving
     tokens = kinds.ids("tokens", values.get("tokens"))
     check_count("tokens", tokens, serving.limits.max_prompt_bytes)
     check_ids("tokens", tokens, serving.model.vocab_size)
     fields = GenerateFields(tokens=tokens, skip_special_tokens=False)
-    return {"prompt": await intake.frontend.encoder.echo(fields, tokens)}
+    encoder = intake.frontend.encoder_for("Detokenize", caller)
+    return {"prompt": await encoder.echo(fields, tokens)}
 
 
 def tokenizer_info(intake: Intake) -> dict[str, Any]:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.environments import Environments
-from tests.runtime.conftest import ENDLESS_TOKENS
+from tests.runtime.conftest import ALPHABET, ENDLESS_TOKENS, LetterCodec
 from tests.runtime.serving.kserve.requests import KSERVE
 
+ROOT = Path(__file__).parents[4]
 CLIENT = "tritonclient[grpc]==2.73.0"
 CALLS = """
 import json, queue, sys
@@ -108,9 +110,28 @@ print(json.dumps(told))
 """
 
 
+class AnyText(LetterCodec):
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+        return (0,)
+
+
 @pytest.fixture(scope="module")
 def python(environments: Environments) -> Path:
     return environments.python(CLIENT)
+
+
+async def test_the_example_of_the_page_runs(python: Path, start):
+    page = (ROOT / "docs" / "protocols.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    async with start(serve_options=KSERVE, codec=AnyText()) as run:
+        source = example.replace("127.0.0.1:50051", run.address).replace('"demo"', '"letters"')
+        process = await asyncio.create_subprocess_exec(
+            *(python, "-c", source), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    answer = "".join(ALPHABET[number % 26] for number in range(1, 33))
+    assert out.decode() == f"def main({answer}\n{answer}"
 
 
 async def test_tritonclient_infers_streams_is_refused_and_cancels(python: Path, start_endless):
