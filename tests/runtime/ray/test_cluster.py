@@ -31,11 +31,11 @@ LONG = 400
 
 @pytest.fixture(scope="module")
 def bundle(tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of many layers, which takes a millisecond for a token, so that its answers last."""
+    """A model of many layers, so that its answers last."""
     from outrider.export.pipeline import export_bundle
 
     root = tmp_path_factory.mktemp("slow")
-    write_llama(root / "target", num_layers=32, hidden_size=64, seed=3)
+    write_llama(root / "target", num_layers=12, hidden_size=64, seed=3)
     out = root / "bundle"
     export_bundle(target=root / "target", draft=tiny_checkpoints[1], out=out, max_context=512, max_batch=NUM_SLOTS,
                   progress=lambda stage: None)  # fmt: skip
@@ -75,10 +75,13 @@ async def ended(stream: AsyncGenerator[wire.GenerateResponse]) -> str:
     return "finished" if finishes == 1 else f"{finishes} finishes"
 
 
-def long_answer(client: Client, **options: Any) -> AsyncGenerator[wire.GenerateResponse]:
+def long_answer(
+    client: Client, timeout_s: float = PATIENCE_S, metadata: dict[str, str] | None = None
+) -> AsyncGenerator[wire.GenerateResponse]:
+    """An answer of some hundred passes of the target."""
     return client.generate(
-        PROMPT, max_tokens=LONG, ignore_eos=True, timeout_s=PATIENCE_S, **options
-    )
+        PROMPT, max_tokens=LONG, ignore_eos=True, speculation={"enabled": False}, timeout_s=timeout_s, metadata=metadata
+    )  # fmt: skip
 
 
 async def load_of(client: Client, session: str) -> wire.Load:
@@ -107,9 +110,7 @@ async def test_a_deadline_and_a_cancellation_free_the_slot(cluster: Cluster) -> 
     async with client_of(cluster) as client:
         session = affinity_metadata(session="leaves")
         with pytest.raises(DeadlineExceeded):
-            async for _ in client.generate(
-                PROMPT, max_tokens=LONG, ignore_eos=True, timeout_s=0.1, metadata=session
-            ):
+            async for _ in long_answer(client, 0.1, session):
                 pass
         stream = long_answer(client, metadata=session)
         await anext(stream), await anext(stream)
