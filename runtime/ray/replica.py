@@ -60,7 +60,9 @@ class Replica:
         self._frontend = intake.open(self._serving)
         self._serving.worker.start()
         self.has_failed = asyncio.Event()
-        self._supervisor = Supervisor(self._serving, self._frontend, Health(), self.has_failed)
+        self._supervisor = Supervisor(
+            self._serving, self._frontend, Health(intake), self.has_failed
+        )
 
     async def Generate(  # noqa: N802
         self, request: wire.GenerateRequest, grpc_context: ProxyContext
@@ -81,8 +83,9 @@ class Replica:
 
     async def Tokenize(self, request: Message, grpc_context: ProxyContext) -> Encoded:  # noqa: N802
         """Return the token ids of a text."""
-        call = self._methods.tokenize(request.SerializeToString())
-        return await CallContext(grpc_context).answer(call)
+        context = CallContext(grpc_context)
+        call = self._tokenize(request.SerializeToString(), context, grpc_context)
+        return await context.answer(call)
 
     async def GetServerInfo(  # noqa: N802
         self, request: Message, grpc_context: ProxyContext
@@ -116,6 +119,10 @@ class Replica:
     async def _generate(self, data: bytes, context: CallContext, proxy: ProxyContext) -> None:
         caller = caller_of(self._identity(proxy), context)
         await self._methods.generate(data, caller, context.write)
+
+    async def _tokenize(self, data: bytes, context: CallContext, proxy: ProxyContext) -> bytes:
+        caller = caller_of(self._identity(proxy), context)
+        return await self._methods.tokenize(data, caller)
 
     async def _identified(
         self,

@@ -66,8 +66,9 @@ _RETRYABLE = (
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:
-    """Return the status code of an error; a class without a row is a bug and gets INTERNAL."""
-    return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
+    """Return the status code of an error's class, or of the nearest above it; where none has a row, INTERNAL: a bug."""
+    codes = (STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    return next(codes, grpc.StatusCode.INTERNAL)
 
 
 def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:

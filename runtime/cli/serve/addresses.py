@@ -1,4 +1,4 @@
-"""Options of ``outrider serve``: where it listens, and where its metrics are."""
+"""Options of ``outrider serve``: where it listens, in which protocols."""
 
 from __future__ import annotations
 
@@ -33,13 +33,19 @@ Uds = Annotated[
 PortFile = Annotated[
     Path | None, typer.Option(help="Written with the bound port.", rich_help_panel=PANEL)
 ]
-MetricsPort = Annotated[
+HttpPort = Annotated[
     int | None,
-    typer.Option(min=0, max=65535, help="Prometheus on the loopback.", rich_help_panel=PANEL),
+    typer.Option(min=0, max=65535, help="OpenAI's HTTP on the loopback.", rich_help_panel=PANEL),
 ]
-MetricsAddress = Annotated[
+HttpAddress = Annotated[
     str | None,
-    typer.Option(help="Prometheus on HOST:PORT or unix:PATH.", rich_help_panel=PANEL),
+    typer.Option(
+        help="OpenAI's HTTP on HOST:PORT; other than the loopback's with TLS only.",
+        rich_help_panel=PANEL,
+    ),
+]
+HttpPortFile = Annotated[
+    Path | None, typer.Option(help="Written with the bound port of HTTP.", rich_help_panel=PANEL)
 ]
 Insecure = Annotated[
     bool,
@@ -59,12 +65,12 @@ def addresses(host: str | None, port: int | None, uds: Path | None) -> list[str]
     return found + ([] if uds is None else [f"{UNIX}{uds}"])
 
 
-def metrics_address(port: int | None, address: str | None) -> str | None:
-    """Return where metrics are to be had; None for nowhere.
+def one_address(name: str, port: int | None, address: str | None) -> str | None:
+    """Return the address that NAME_port, on the loopback, or NAME_address names; None for nowhere.
 
     Raises:
-        ConfigError: two places are named.
+        ConfigError: both are given.
     """
     if port is not None and address is not None:
-        raise ConfigError("metrics_port", "must be left out where metrics_address is given")
+        raise ConfigError(f"{name}_port", f"must be left out where {name}_address is given")
     return address if port is None else f"127.0.0.1:{port}"

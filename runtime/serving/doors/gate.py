@@ -26,12 +26,27 @@ from outrider.runtime.serving.doors.authenticator import (
     sole_header,
 )
 from outrider.runtime.serving.status import trailing_status
+from outrider.runtime.serving.watch.logs import bounded
 
 SCOPE_OF: Mapping[str, str] = {
     "/outrider.v1.Inference/Generate": "generate",
     "/outrider.v1.Inference/Abort": "generate",
     "/outrider.v1.Inference/Tokenize": "generate",
     "/outrider.v1.Inference/GetServerInfo": "info",
+    "/inference.GRPCInferenceService/ModelInfer": "generate",
+    "/inference.GRPCInferenceService/ModelStreamInfer": "generate",
+    "/inference.GRPCInferenceService/ServerLive": "info",
+    "/inference.GRPCInferenceService/ServerReady": "info",
+    "/inference.GRPCInferenceService/ModelReady": "info",
+    "/inference.GRPCInferenceService/ServerMetadata": "info",
+    "/inference.GRPCInferenceService/ModelMetadata": "info",
+    "/vllm.grpc.engine.VllmEngine/Generate": "generate",
+    "/vllm.grpc.engine.VllmEngine/Abort": "generate",
+    "/vllm.grpc.engine.VllmEngine/HealthCheck": "info",
+    "/vllm.grpc.engine.VllmEngine/GetModelInfo": "info",
+    "/vllm.grpc.engine.VllmEngine/GetServerInfo": "info",
+    "/vllm.grpc.engine.VllmEngine/GetLoads": "info",
+    "/vllm.grpc.engine.VllmEngine/GetTokenizer": "info",
     "/grpc.health.v1.Health/Check": "info",
     "/grpc.health.v1.Health/Watch": "info",
     "/grpc.health.v1.Health/List": "info",
@@ -141,7 +156,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             # gRPC would send its text to the caller, and a log would keep it: it may have a secret in it.
             failure = errors.InternalError(uuid.uuid4().hex)
             log.error(
-                "%s: %s at the gate, error id %s", method, type(error).__name__, failure.error_id
+                "%s: %s at the gate, error id %s",
+                bounded(method),
+                type(error).__name__,
+                failure.error_id,
             )
         self._refused(method, context.peer(), failure, found)
         await _abort(context, failure)

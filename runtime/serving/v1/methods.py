@@ -40,14 +40,15 @@ class Methods:
         aborted = frontend.abort(request_ids, identity.tenant)
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
-    async def tokenize(self, data: bytes) -> bytes:
+    async def tokenize(self, data: bytes, caller: Caller) -> bytes:
         """Return the token ids of a text."""
-        serving, encoder = self._intake.serving, self._intake.frontend.encoder
+        serving, frontend = self._intake.serving, self._intake.frontend
         request = parse(wire.TokenizeRequest, data)
         model, limits = serving.model, serving.limits
         check_text("text", request.text, limits.max_prompt_bytes)
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
+        encoder = frontend.encoder_for("Tokenize", caller)
         if request.HasField("chat"):
             chat = chat_of(request.chat)
             check_model_chat(chat, limits, model)
