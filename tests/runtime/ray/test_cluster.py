@@ -142,6 +142,30 @@ async def test_a_session_stays_with_its_replica_and_so_does_a_prefix(cluster: Cl
         assert found[0] == 0 < min(found[1:])
 
 
+ROUTE = """
+import asyncio
+from types import SimpleNamespace as Some
+from outrider.runtime.ray.router import AffinityRouter
+
+router = object.__new__(AffinityRouter)
+replicas = [Some(replica_id=Some(unique_id=name)) for name in "abc"]
+
+def chosen(pending):
+    groups = asyncio.run(router.choose_replicas(replicas, pending))
+    return ["".join(one.replica_id.unique_id for one in group) for group in groups]
+
+keyed = Some(metadata=Some(session_id="s", grpc_context=None))
+assert sorted(chosen(keyed)) == ["a", "b", "c"] and chosen(keyed) == chosen(keyed)
+assert chosen(None) == chosen(Some(metadata=Some(session_id="", grpc_context=None))) == ["abc"]
+assert chosen(Some(metadata=None)) == chosen(object()) == ["abc"]
+"""
+
+
+def test_a_router_that_fails_sends_requests_to_any_replica(cluster: Cluster) -> None:
+    """What it raised would be logged, and the call would hang."""
+    cluster.run("-c", ROUTE)
+
+
 async def test_running_answers_outlive_a_change_of_all_replicas(
     cluster: Cluster, bundle: Path
 ) -> None:
