@@ -76,12 +76,21 @@ async def ended(stream: AsyncGenerator[wire.GenerateResponse]) -> str:
 
 
 def long_answer(
-    client: Client, timeout_s: float = PATIENCE_S, metadata: dict[str, str] | None = None
+    client: Client,
+    timeout_s: float = PATIENCE_S,
+    metadata: dict[str, str] | None = None,
+    request_id: str = "",
 ) -> AsyncGenerator[wire.GenerateResponse]:
     """An answer of some hundred passes of the target."""
     return client.generate(
-        PROMPT, max_tokens=LONG, ignore_eos=True, speculation={"enabled": False}, timeout_s=timeout_s, metadata=metadata
-    )  # fmt: skip
+        PROMPT,
+        max_tokens=LONG,
+        ignore_eos=True,
+        speculation={"enabled": False},
+        timeout_s=timeout_s,
+        metadata=metadata,
+        request_id=request_id,
+    )
 
 
 async def load_of(client: Client, session: str) -> wire.Load:
@@ -118,6 +127,15 @@ async def test_a_deadline_and_a_cancellation_free_the_slot(cluster: Cluster) -> 
         async with asyncio.timeout(PATIENCE_S):
             while (await load_of(client, "leaves")).num_free_slots != NUM_SLOTS:
                 pass
+
+
+async def test_a_running_request_is_aborted_by_its_id_and_session(cluster: Cluster) -> None:
+    async with client_of(cluster) as client:
+        session = affinity_metadata(session="aborts")
+        stream = long_answer(client, metadata=session, request_id="mine")
+        await anext(stream), await anext(stream)
+        assert await client.abort("mine", "nobody", metadata=session) == ["mine"]
+        assert await ended(stream) == "CANCELLED ABORTED_BY_RPC"
 
 
 async def test_a_session_stays_with_its_replica_and_so_does_a_prefix(cluster: Cluster) -> None:
