@@ -42,7 +42,7 @@ RULES = {
     "runtime.admission engines.sampling",
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
-    "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status prometheus_client",
+    "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status runtime.serving.watch.logs prometheus_client",
     "runtime.ray": "google outrider.v1 runtime",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
@@ -88,11 +88,13 @@ HEAVY = {
     "uvicorn": "runtime.serving.http",
     "jwt": "runtime.serving.doors",
     "smg_grpc_proto": "runtime.serving.vllm",
+    "opentelemetry": "runtime.serving.watch.spans",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.doors runtime.serving.http.opening runtime.serving.dialects outrider"
+    "runtime.grammar.library runtime.serving.doors runtime.serving.http.opening runtime.serving.dialects "
+    "runtime.serving.watch.tracing outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -47,7 +47,9 @@ def stage(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def compile_stage() -> Iterator[None]:
+def compile_stage(
+    stage: Callable[[str], AbstractContextManager[None]] = stage,
+) -> Iterator[None]:
     """Show a ``stage`` from the first loop that is compiled to the end of the block; none if all are in the cache."""
     from outrider.engines.jit import watch_compiling
 

@@ -165,7 +165,13 @@ def _explained(result: StepResult) -> list[tuple[Request, ServingError]]:
     failed = [one for one in result.failed if not isinstance(one[1], RequestError)]
     for request, cause in (*failed, *result.alone):
         name = request.spec.internal_id
-        logger.error("error id %s: request %s cannot go on", error_id, name, exc_info=cause)
+        logger.error(
+            "error id %s: request %s cannot go on",
+            error_id,
+            name,
+            exc_info=cause,
+            extra={"request_id": request.spec.request_id},
+        )
     fault = RequestQuarantined if result.is_sound else RequestFailed
     return [
         *refused,

@@ -75,6 +75,10 @@ class CallContext:
         """Return whence the call came. It is never this machine: anybody may stand before the proxy."""
         return f"ray:{self._proxy.peer()}"
 
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """Return what the caller sent."""
+        return self._proxy.invocation_metadata()
+
     def time_remaining(self) -> float | None:
         """Return None: the proxy keeps the caller's deadline to itself, and ends the call when it has passed."""
         return None

@@ -179,6 +179,9 @@ class Frontend:
         except asyncio.CancelledError:
             account.refused(errors.Cancelled("client"))
             raise
+        except Exception:  # a bug: whoever answers gives it an id
+            account.refused(errors.InternalError(""))
+            raise
         finally:
             account.arrived()
         code, reason = "CANCELLED", "CLIENT_CANCELLED"

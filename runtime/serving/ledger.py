@@ -5,20 +5,23 @@ One account per request, on the event loop: opened when it arrives, ended once, 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from outrider.runtime.admission.quotas import Quotas
 from outrider.runtime.core.errors import Hopeless, QuotaExceeded, ServingError
 from outrider.runtime.core.options import check_range
-from outrider.runtime.core.params import Finished, RequestSpec
+from outrider.runtime.core.params import Finished, RequestSpec, Times
 from outrider.runtime.core.tenant import NO_RULES, TenantRules
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.doors.audit import AuditEntry, AuditLog, host_of
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.status import code_of
+from outrider.runtime.serving.watch.logs import ACCESS, begin_request, bounded
 from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.watch.tracing import Ended, Span, Spans, trace_id_of
 
 OTHER = "other"
 """Label of the metrics of tenants that nobody has listed."""
@@ -35,6 +38,9 @@ class Caller:
         rules: the tenant's share.
         key: what proved it, as of ``runtime.core.tenant.Identity``.
         peer: address of the caller, as gRPC spells it.
+        dialect: that the request came in.
+        method: of the dialect, as callers name it.
+        trace: headers of ``runtime.serving.watch.tracing.TRACE_HEADERS`` that the request came with.
     """
 
     tenant: str = ""
@@ -43,6 +49,9 @@ class Caller:
     rules: TenantRules = NO_RULES
     key: str = ""
     peer: str = ""
+    dialect: str = "outrider.v1"
+    method: str = "Generate"
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 NOBODY = Caller()
@@ -56,6 +65,8 @@ class Ledger:
         clock: monotonic seconds.
         audit: takes an entry of each request; None where nobody asks for it.
         is_listed: whether a tenant has a name in the metrics; None where no tenant has.
+        has_access_lines: whether the log has a line of each request.
+        spans: makes a span of each; None where nobody collects them.
     """
 
     def __init__(
@@ -65,6 +76,8 @@ class Ledger:
         *,
         audit: AuditLog | None = None,
         is_listed: Callable[[str], bool] | None = None,
+        has_access_lines: bool = False,
+        spans: Spans | None = None,
     ) -> None:
         self.metrics = metrics
         self.clock = clock
@@ -73,6 +86,8 @@ class Ledger:
         # Requests by tenant that are not queued yet, most of them since their texts are being tokenised.
         self.on_way: Counter[str] = Counter()
         self._is_listed = is_listed
+        self._has_access_lines = has_access_lines
+        self.spans = spans
 
     def open(self) -> Account:
         """Return the account of a request that has just arrived."""
@@ -81,7 +96,8 @@ class Ledger:
     def refused(self, method: str, caller: Caller, error: ServingError) -> None:
         """Note a call that was refused before it was anybody's request."""
         self.metrics.refused.labels(reason=error.reason).inc()
-        self.write("refused", method, caller, code_of(error).name, error.reason)
+        ended = Ended(outcome="refused", code=code_of(error).name, reason=error.reason)
+        self.write(replace(caller, method=bounded(method)), ended)
 
     def begin_call(self, method: str, caller: Caller) -> None:
         """Count a call that is no request, and takes of its tenant's share as one does.
@@ -101,39 +117,81 @@ class Ledger:
             return None
         return tenant if self._is_listed(tenant) else OTHER
 
-    def write(
-        self, outcome: str, method: str, caller: Caller, code: str, reason: str, **more: object
-    ) -> None:
-        """Write an entry of the audit log, where there is one."""
+    def write(self, caller: Caller, ended: Ended, request_id: str = "", priority: int = 0) -> None:
+        """Write what became of a request into the audit log and the server's, where they want it.
+
+        ``request_id`` is the caller's name for it.
+        """
+        ms = round(ended.total_s * 1000.0, 1)
         if self.audit is not None:
             self.audit.write(
                 AuditEntry(
-                    outcome=outcome,
-                    method=method,
+                    outcome=ended.outcome,
+                    method=caller.method,
                     tenant=caller.tenant,
                     key=caller.key,
                     peer=host_of(caller.peer),
-                    code=code,
-                    reason=reason,
-                    **more,  # type: ignore[arg-type]
+                    code=ended.code,
+                    reason=ended.reason,
+                    request_id=request_id,
+                    priority=priority,
+                    prompt_tokens=ended.num_prompt,
+                    output_tokens=ended.num_output,
+                    ms=ms,
                 )
             )
+        if self._has_access_lines and ACCESS.isEnabledFor(logging.INFO):
+            fields = _access_fields(caller, ended) | {"ms": ms}
+            ACCESS.info("request ended", extra={"fields": fields})
+
+
+def _access_fields(caller: Caller, ended: Ended) -> dict[str, object]:
+    """Return what a line of the log says of a request beside its names; what is unknown is left out."""
+    fields: dict[str, object] = {
+        "dialect": caller.dialect,
+        "method": caller.method,
+        "tenant": bounded(caller.tenant),
+        "key": bounded(caller.key),
+        "peer": bounded(host_of(caller.peer)),
+        "outcome": ended.outcome,
+        "code": ended.code,
+        "reason": ended.reason,
+        "prompt_tokens": ended.num_prompt,
+        "output_tokens": ended.num_output,
+    }
+    if ended.times is not None:
+        fields["queue_ms"] = round(ended.times.queued_s * 1000.0, 1)
+    if ended.first_token_s is not None:
+        fields["first_token_ms"] = round(ended.first_token_s * 1000.0, 1)
+    return fields
 
 
 class Account:
-    """One request's."""
+    """One request's; lines of the log that its task writes from now on have its names."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._began_s = ledger.clock()
+        self._names = begin_request()
+        self._span: Span | None = None
         self._caller = NOBODY
         self._fields = GenerateFields()
         self._is_on_way = False
-        self._num_prompt = self._num_output = 0
+        self._spec: RequestSpec | None = None
+        self._queued_at_s = 0.0
+        self._num_output = 0
+        self._first_token_s: float | None = None
+        self._times: Times | None = None
+        self._ends: list[Finished] = []
 
     def called_by(self, caller: Caller) -> None:
         """Note who asks."""
         self._caller = caller
+        if self._ledger.spans is not None:
+            self._span = self._ledger.spans.begin(caller.trace)
+            self._names.trace_id = self._span.trace_id
+        elif caller.trace:
+            self._names.trace_id = trace_id_of(caller.trace)
 
     def begin(self, fields: GenerateFields) -> None:
         """Count a request that could be answered, before its texts are tokenised.
@@ -144,6 +202,9 @@ class Account:
             QuotaExceeded: the tenant has used up what it may.
         """
         self._fields, caller, ledger = fields, self._caller, self._ledger
+        self._names.request_id = fields.request_id
+        if self._span is not None:
+            self._span.asked(fields)
         rules = caller.rules
         check_range("priority", fields.priority, *rules.priorities)
         if caller.remaining_s is not None and caller.remaining_s <= 0.0:
@@ -165,7 +226,9 @@ class Account:
 
     def admitted(self, spec: RequestSpec) -> None:
         """Count a request that was queued."""
-        self._num_prompt = spec.num_prompt_tokens
+        self._spec = spec
+        self._names.request_id = spec.request_id
+        self._queued_at_s = self._elapsed_s()
         metrics = self._ledger.metrics
         metrics.admitted.inc()
         metrics.samples.inc(spec.num_samples)
@@ -178,17 +241,31 @@ class Account:
         self._end("refused", code_of(error).name, error.reason)
 
     def emitted(self, batch: Batch) -> None:
-        """Count the tokens of an answer."""
-        num_tokens = len(batch.tokens)
-        if isinstance(batch.end, Finished) and batch.end.beams:
-            num_tokens = batch.end.num_output
+        """Count the tokens of an answer, and note how a completion ended."""
+        num_tokens, end = len(batch.tokens), batch.end
+        if end is not None:
+            self._times = _joined(self._times, end.times)
+            if isinstance(end, Finished):
+                self._ends.append(end)
+                if end.beams:
+                    num_tokens = end.num_output
+        if self._first_token_s is None and num_tokens:
+            self._first_token_s = self._elapsed_s()
         self._num_output += num_tokens
         self._use(num_tokens)
 
     def ended(self, code: str, reason: str) -> None:
         """Count the end of a request that was queued."""
-        self._ledger.metrics.finished.labels(code=code, reason=reason).inc()
+        metrics, spec, times = self._ledger.metrics, self._spec, self._times
+        metrics.finished.labels(code=code, reason=reason).inc()
+        if times is not None:
+            metrics.count_queued(times)
+            if spec is not None and len(self._ends) == spec.num_samples:
+                metrics.count_answered(spec, times, self._num_output)
         self._end("admitted", code, reason)
+
+    def _elapsed_s(self) -> float:
+        return self._ledger.clock() - self._began_s
 
     def _use(self, num_tokens: int) -> None:
         caller, ledger = self._caller, self._ledger
@@ -197,18 +274,31 @@ class Account:
             ledger.metrics.tenant_tokens.labels(tenant=label).inc(num_tokens)
 
     def _end(self, outcome: str, code: str, reason: str) -> None:
-        ledger, caller = self._ledger, self._caller
+        ledger, caller, spec = self._ledger, self._caller, self._spec
         if (label := ledger.label(caller.tenant)) is not None:
             ledger.metrics.tenant_requests.labels(tenant=label, outcome=outcome).inc()
-        ledger.write(
-            outcome,
-            "Generate",
-            caller,
-            code,
-            reason,
-            request_id=self._fields.request_id,
-            priority=self._fields.priority,
-            prompt_tokens=self._num_prompt,
-            output_tokens=self._num_output,
-            ms=round((ledger.clock() - self._began_s) * 1000.0, 1),
+        ended = Ended(
+            outcome=outcome,
+            code=code,
+            reason=reason,
+            total_s=self._elapsed_s(),
+            num_prompt=0 if spec is None else spec.num_prompt_tokens,
+            num_output=self._num_output,
+            spec=spec,
+            queued_at_s=self._queued_at_s,
+            first_token_s=self._first_token_s,
+            times=self._times,
+            ends=tuple(self._ends),
         )
+        if self._span is not None:
+            self._span.ended(ended)
+        ledger.write(caller, ended, self._fields.request_id, self._fields.priority)
+
+
+def _joined(times: Times | None, others: Times | None) -> Times | None:
+    """Return the times of completions together: to the first token of any of them, and to the last one's end."""
+    if times is None or others is None:
+        return times or others
+    prefill_s = min(times.prefill_s, others.prefill_s)
+    inference_s = max(one.prefill_s + one.decode_s for one in (times, others))
+    return replace(times, prefill_s=prefill_s, decode_s=inference_s - prefill_s)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engines.base import BundleError
+from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
@@ -47,6 +48,7 @@ from outrider.runtime.serving.generation_defaults import (
 )
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
+from outrider.runtime.serving.watch.options import WatchOptions
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +66,9 @@ class ServeOptions:
         address: host and port, port 0 for a free one, or ``unix:PATH``.
         port_file: written with the bound port once the server is ready; None for nowhere.
         socket_path: of a Unix socket to listen on besides; None for none.
-        metrics_address: of Prometheus metrics over HTTP, host and port or ``unix:PATH``; None for none.
         http_address: of OpenAI's protocol over HTTP, host and port; None for none.
         http_port_file: written with the bound port of it once the server is ready; None for nowhere.
+        watch: what is told to operators.
         doors: who is let in.
         audit_log: file that gets a line of each request; None for none.
         costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
@@ -86,9 +88,9 @@ class ServeOptions:
     address: str = "127.0.0.1:50051"
     port_file: Path | None = None
     socket_path: Path | None = None
-    metrics_address: str | None = None
     http_address: str | None = None
     http_port_file: Path | None = None
+    watch: WatchOptions = field(default_factory=WatchOptions)
     doors: DoorOptions = field(default_factory=DoorOptions)
     audit_log: Path | None = None
     costs_folder: Path | None = None
@@ -107,6 +109,10 @@ class ServeOptions:
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)
 
+    def name_of(self, root: Path) -> str:
+        """Return what a bundle's model is called."""
+        return self.model_name or root.resolve().name
+
 
 def open_serving(
     root: Path, options: ServeOptions, on_beat: Callable[[], None] = do_nothing
@@ -124,7 +130,7 @@ def open_serving(
     """
     bundle = load_bundle(root, options.trusted_signers)
     if bundle.signer:
-        log.warning("the bundle is signed by %s", bundle.signer)
+        log.info("the bundle is signed by %s", bundle.signer)
     manifest = bundle.manifest
     options = _decided(bundle, options)
     config = options.config
@@ -139,9 +145,13 @@ def open_serving(
     config = _with_prefix_cache(config, pair)
     bit_equality, line = judge_bits(bundle, pair)
     if line:
-        log.warning("%s", line)
+        level = logging.WARNING if bit_equality is BitEquality.WITHDRAWN else logging.INFO
+        log.log(level, "%s", line)
     is_mapped = bundle.is_mapped()
-    log.warning("serving from %s", MAPPED if is_mapped else PRIVATE)
+    if is_mapped:
+        log.warning("serving from %s", MAPPED)
+    else:
+        log.info("serving from %s", PRIVATE)
     forms, no_constraints = open_forms(manifest, codec)
     worker = Worker(
         target=pair.target,
@@ -156,7 +166,7 @@ def open_serving(
         forms=forms,
     )
     model = ServedModel(
-        name=options.model_name or root.resolve().name,
+        name=options.name_of(root),
         vocab_size=manifest.target.vocab_size,
         max_context=manifest.max_context,
         max_gamma=manifest.max_gamma,
@@ -197,10 +207,10 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
     engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
     if pair.target.limits.max_source or pair.rounds or not all(one.token_bytes for one in engines):
         where = "with an encoder" if pair.target.limits.max_source else "on this device"
-        log.warning("no prefix cache: there is none for models %s", where)
+        log.info("no prefix cache: there is none for models %s", where)
         return replace(config, prefix_cache_bytes=0)
     token_bytes = sum(one.token_bytes for one in engines)
-    log.warning(
+    log.info(
         "prefix cache: %.0f MiB at most, %d tokens of target and draft; --prefix-cache-bytes 0 for none",
         config.prefix_cache_bytes / 2**20,
         config.prefix_cache_bytes // token_bytes,
@@ -244,7 +254,7 @@ def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
         return {"max_token_bytes": codec.max_token_bytes}
     models = [one for one in (manifest.target, manifest.draft) if one is not None]
     token_bytes = sum(source_bytes(one) for one in models)
-    log.warning(
+    log.info(
         "sources: %d tokens at most, %d bytes per slot and token in float32: %.1f MiB per slot",
         entry.max_source,
         token_bytes,
@@ -274,7 +284,7 @@ def _with_generation_defaults(
         return limits, NO_DEFAULTS
     num_prefix = 1 if facts is None else len(facts.decoder_prefix)
     defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
-    log.warning("%s", line)
+    log.info("%s", line)
     if defaults.max_tokens is not None:
         limits = replace(limits, default_max_tokens=defaults.max_tokens)
     return limits, defaults
@@ -301,9 +311,9 @@ def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
     except ConfigError as error:
         raise BundleError(f"{MANIFEST_FILE}: serving: {error}") from error
     if line is not None:
-        log.warning("serving with %s", line)
+        log.info("serving with %s", line)
     choice = choose_device(options.device, bundle)
-    log.warning("serving on %s: %s", choice.device, choice.reason)
+    log.info("serving on %s: %s", choice.device, choice.reason)
     return replace(options, device=str(choice.device), config=config)
 
 

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from typing import Protocol
 
 from outrider.engines.bit_equality import BitEquality
@@ -25,6 +24,7 @@ from outrider.runtime.serving.chat.conversation import TRUSTED_ROLES
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec
+from outrider.runtime.serving.watch.process import server_version
 from outrider.v1 import inference_pb2 as wire
 
 # Limits of the wire that are ``RequestLimits`` of the same name; beams and n are bounded by the slots too.
@@ -225,11 +225,3 @@ def _control(worker: ServingWorker) -> wire.Control | None:
 def _default_drafter(serving: Serving) -> str:
     wanted = serving.config.default_drafter
     return wanted if wanted in serving.model.drafters else "none"
-
-
-def server_version() -> str:
-    """Return the version of this server's distribution."""
-    try:
-        return metadata.version("outrider-server")
-    except metadata.PackageNotFoundError:
-        return "uninstalled"

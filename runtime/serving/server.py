@@ -44,7 +44,11 @@ from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
+from outrider.runtime.serving.watch.exposition import Exposition
 from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.watch.process import EngineState, State
+from outrider.runtime.serving.watch.tracing import open_spans
+from outrider.runtime.serving.watch.worker import WorkerMetrics, WorkerView
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
 # waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a
@@ -131,6 +135,18 @@ class Server:
         self._tasks: list[asyncio.Task[None]] = []
         self.has_failed = asyncio.Event()
         self.supervisor: Supervisor | None = None
+        self.metrics.registry.register(EngineState(lambda: self.state))
+
+    @property
+    def state(self) -> State:
+        """What the server is at."""
+        if self.has_failed.is_set():
+            return State.FAILED
+        if self.supervisor is None:
+            return State.STARTING
+        if self.supervisor.is_draining:
+            return State.DRAINING
+        return State.SERVING if self.intake.serving.worker.is_ready else State.RESTARTING
 
     @property
     def metrics(self) -> Metrics:
@@ -153,13 +169,14 @@ class Server:
         self._tasks = [
             asyncio.create_task(give_back_regularly()),
             watched(self._doors.watch(), self.has_failed),
+            watched(self.metrics.loop_lag.watch(), self.has_failed),
         ]
         return ports[0]
 
     async def open(self, serving: Serving) -> None:
         """Start a model's worker and take requests; health is SERVING."""
         frontend = self.intake.open(serving)
-        _watch_worker(self.metrics, serving, frontend)
+        self.metrics.registry.register(WorkerMetrics(_view(serving, frontend)))
         serving.worker.start()
         await self._health.set_serving(True)
         self.supervisor = Supervisor(serving, frontend, self._health, self.has_failed)
@@ -182,6 +199,7 @@ class Server:
         assert supervisor is not None
         config, worker = serving.config, serving.worker
         supervisor.is_draining = True
+        log.info("draining: %d streams are open", frontend.num_streams)
         await self._health.set_serving(False)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
         frontend.close_admission()
@@ -195,6 +213,7 @@ class Server:
         await self._close()
         if serving.grammars is not None:
             await asyncio.to_thread(serving.grammars.close)
+        log.info("drained: %d streams were cut", frontend.num_cut)
         return frontend.num_cut + (not has_stopped) + self.has_failed.is_set()
 
     async def _close(self) -> None:
@@ -224,22 +243,17 @@ class Server:
         self.intake.ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
 
 
-def _watch_worker(metrics: Metrics, serving: Serving, frontend: Frontend) -> None:
+def _view(serving: Serving, frontend: Frontend) -> WorkerView:
+    """Return what a scrape reads of a model's worker."""
     worker = serving.worker
-    snapshot = worker.snapshot
-    watch = metrics.watch
-    watch("num_requests_running", "Holding a slot", lambda: snapshot().num_running)
-    watch("num_requests_waiting", "Waiting for a slot", lambda: snapshot().num_queued)
-    watch("slots_total", "Slots", lambda: snapshot().num_slots)
-    watch("slots_free", "Free slots", lambda: snapshot().num_free_slots)
-    watch("engine_restarts", "Engines that another has replaced", lambda: worker.num_restarts)
-    watch("engine_steps", "Steps run", lambda: snapshot().step_count)
-    if serving.model.max_source:
-        metrics.watch_reads(snapshot)
-    if serving.config.prefix_cache_bytes:
-        metrics.watch_prefixes(snapshot)
-    metrics.watch_control(lambda: snapshot().control)
-    watch("streams", "Open streams", lambda: frontend.num_streams)
+    return WorkerView(
+        snapshot=worker.snapshot,
+        num_restarts=lambda: worker.num_restarts,
+        num_streams=lambda: frontend.num_streams,
+        max_context=serving.model.max_context,
+        has_sources=serving.model.max_source > 0,
+        has_prefixes=serving.config.prefix_cache_bytes > 0,
+    )
 
 
 async def serve(root: Path, options: ServeOptions) -> int:
@@ -255,9 +269,17 @@ async def serve(root: Path, options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
     metrics = Metrics()
-    doors, addresses, scraped = open_doors(options, metrics)
+    doors, addresses, scraped = open_doors(root, options, metrics)
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
-    intake = Intake(Ledger(metrics, time.monotonic, audit=audit, is_listed=doors.is_listed))
+    ledger = Ledger(
+        metrics,
+        time.monotonic,
+        audit=audit,
+        is_listed=doors.is_listed,
+        has_access_lines=options.watch.logs.has_access_lines,
+        spans=(spans := open_spans(options.watch.otlp_endpoint, options.name_of(root))),
+    )
+    intake = Intake(ledger)
     listeners = open_listeners(intake, doors, options)
     server = Server(
         intake,
@@ -298,6 +320,8 @@ async def serve(root: Path, options: ServeOptions) -> int:
     num_cut = await server.drain()
     if scraped is not None:
         scraped.close()
+    if spans is not None:
+        await asyncio.to_thread(spans.close)
     return 1 if num_cut else 0
 
 
@@ -333,6 +357,7 @@ def _tell_port(port: int, address: str, file: Path | None, what: str = "") -> st
         unfinished.replace(file)
     line = f"serving {what}on port {port}" if port else f"serving on {address}"
     print(line, flush=True)
+    log.info("%s", line)
     return line
 
 
@@ -344,7 +369,7 @@ def _exit(code: int) -> NoReturn:
 
 
 def open_doors(
-    options: ServeOptions, metrics: Metrics
+    root: Path, options: ServeOptions, metrics: Metrics
 ) -> tuple[Doors, list[str], MetricsListener | None]:
     """Return the doors, addresses to listen on that they allow, and what answers scrapes from now on.
 
@@ -365,10 +390,10 @@ def open_doors(
             lambda: certificate().ends_s - time.time(),
         )
     listener = None
-    if options.metrics_address is not None:
+    if options.watch.metrics_address is not None:
         listener = MetricsListener(
-            options.metrics_address,
-            metrics.registry,
+            options.watch.metrics_address,
+            Exposition(metrics.registry, options.name_of(root), options.watch.has_vllm_names),
             doors,
             lambda error: metrics.refused.labels(reason=error.reason).inc(),
         )

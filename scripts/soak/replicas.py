@@ -18,8 +18,8 @@ import typer
 from outrider import CallError, Client
 
 from scripts.bench.tools.common import code_prompts
-from scripts.soak.account import Account, Errand, Kind, answered_twice, draw_errand, perform
-from scripts.soak.replica_set import ReplicaSet, running_replicas
+from scripts.soak.fleet.account import Account, Errand, Kind, answered_twice, draw_errand, perform
+from scripts.soak.fleet.replica_set import ReplicaSet, running_replicas
 from scripts.soak.run import check_equal, check_idle
 from scripts.soak.traffic import Palette
 from scripts.soak.verdict import finish

@@ -29,6 +29,7 @@ from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
+from outrider.runtime.serving.watch.tracing import Spans
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.served import MakeListeners, begin, server_of
@@ -121,6 +122,8 @@ async def running(
     generation_defaults: Mapping[str, object] | None = None,
     doors: Doors | None = None,
     audit: AuditLog | None = None,
+    has_access_lines: bool = False,
+    spans: Spans | None = None,
     addresses: Sequence[str] = (),
     serve_options: ServeOptions | None = None,
     credentials: grpc.ChannelCredentials | None = None,
@@ -182,7 +185,13 @@ async def running(
         generation_defaults=generation_defaults or {},
     )
     server = server_of(
-        serving, doors=doors, audit=audit, options=serve_options, listeners=listeners
+        serving,
+        doors=doors,
+        options=serve_options,
+        listeners=listeners,
+        audit=audit,
+        has_access_lines=has_access_lines,
+        spans=spans,
     )
     port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"

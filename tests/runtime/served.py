@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from outrider.runtime.serving.dialects import services_of
-from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.intake import Intake, Listener
 from outrider.runtime.serving.ledger import Ledger
@@ -23,13 +22,13 @@ def server_of(
     serving: Serving,
     *,
     doors: Doors | None = None,
-    audit: AuditLog | None = None,
     options: ServeOptions | None = None,
     listeners: MakeListeners = lambda intake, doors: (),
+    **told: Any,
 ) -> Server:
-    """Return a server of the dialects that ``options`` ask for."""
+    """Return a server of the dialects that ``options`` ask for; ``told`` are further arguments of its ledger."""
     doors = doors or Doors()
-    intake = Intake(Ledger(Metrics(), serving.clock, audit=audit, is_listed=doors.is_listed))
+    intake = Intake(Ledger(Metrics(), serving.clock, is_listed=doors.is_listed, **told))
     return Server(
         intake,
         serving.config,

@@ -33,14 +33,6 @@ Uds = Annotated[
 PortFile = Annotated[
     Path | None, typer.Option(help="Written with the bound port.", rich_help_panel=PANEL)
 ]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(min=0, max=65535, help="Prometheus on the loopback.", rich_help_panel=PANEL),
-]
-MetricsAddress = Annotated[
-    str | None,
-    typer.Option(help="Prometheus on HOST:PORT or unix:PATH.", rich_help_panel=PANEL),
-]
 HttpPort = Annotated[
     int | None,
     typer.Option(min=0, max=65535, help="OpenAI's HTTP on the loopback.", rich_help_panel=PANEL),

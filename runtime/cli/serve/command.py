@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.cli.serve import addresses as places
-from outrider.runtime.cli.serve import dialects, doors, engines, limits, settings
+from outrider.runtime.cli.serve import dialects, doors, engines, limits, settings, watch
 from outrider.runtime.cli.serve import drafting as drafts
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES
 from outrider.runtime.core.errors import ConfigError
@@ -40,8 +41,6 @@ def what_to_serve(
     port: places.Port = None,
     uds: places.Uds = None,
     port_file: places.PortFile = None,
-    metrics_port: places.MetricsPort = None,
-    metrics_address: places.MetricsAddress = None,
     http_port: places.HttpPort = None,
     http_address: places.HttpAddress = None,
     http_port_file: places.HttpPortFile = None,
@@ -85,6 +84,13 @@ def what_to_serve(
     drafting: drafts.Drafting = None,
     prefix_cache_bytes: drafts.PrefixCacheBytes = PREFIX_CACHE_BYTES,
     prefix_cache_scope: drafts.PrefixCacheScope = "tenant",
+    metrics_port: watch.MetricsPort = None,
+    metrics_address: watch.MetricsAddress = None,
+    vllm_metric_names: watch.VllmMetricNames = False,
+    log_format: watch.LogFormat = "console",
+    log_level: watch.LogLevel = "info",
+    access_log: watch.AccessLog = True,
+    otlp_endpoint: watch.OtlpEndpoint = None,
 ) -> tuple[Path, ServeOptions]:
     """Return the bundle and how to serve it, as the options of the command line say.
 
@@ -97,6 +103,8 @@ def what_to_serve(
     from outrider.runtime.core.config import ServerConfig
     from outrider.runtime.serving.doors.options import DoorOptions
     from outrider.runtime.serving.opening import ServeOptions
+    from outrider.runtime.serving.watch.logs import logged_stage
+    from outrider.runtime.serving.watch.options import WatchOptions
 
     if bundle is None:
         raise ConfigError(
@@ -125,13 +133,19 @@ def what_to_serve(
         **of_server,
     )
     addresses = places.addresses(host, port, uds)
+    logs = watch.log_options(log_format, log_level, access_log)
     return bundle, ServeOptions(
         address=addresses[0],
         socket_path=uds if len(addresses) > 1 else None,
         port_file=port_file,
-        metrics_address=places.one_address("metrics", metrics_port, metrics_address),
         http_address=places.one_address("http", http_port, http_address),
         http_port_file=http_port_file,
+        watch=WatchOptions(
+            metrics_address=places.one_address("metrics", metrics_port, metrics_address),
+            has_vllm_names=vllm_metric_names,
+            logs=logs,
+            otlp_endpoint=otlp_endpoint,
+        ),
         doors=DoorOptions(
             keys=keys,
             jwt_keys=jwt_keys,
@@ -157,7 +171,7 @@ def what_to_serve(
         applies_generation_defaults=generation_defaults,
         has_kserve=kserve,
         has_vllm_grpc=vllm_grpc,
-        stage=stage,
+        stage=stage if logs.is_for_people else logged_stage,
         config=server_config,
         limits=of_requests,
     )
@@ -179,14 +193,17 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @with_settings
 def serve(**given: Any) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
-    from outrider.runtime.cli.progress import compile_stage
-
-    with refusals(), compile_stage():
-        # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
-        from outrider.engines.onnx import packed_loops  # noqa: F401
-        from outrider.runtime.serving.server import serve as serve_bundle
+    from outrider.runtime.cli.progress import compile_stage, stage
+    from outrider.runtime.serving.watch.logs import Logging, logged_stage
 
     with refusals():
+        logs = watch.log_options(*(given[one] for one in ("log_format", "log_level", "access_log")))
+    with closing(Logging(logs)), refusals():
+        with compile_stage(stage if logs.is_for_people else logged_stage):
+            # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
+            from outrider.engines.onnx import packed_loops  # noqa: F401
+            from outrider.runtime.serving.server import serve as serve_bundle
+
         bundle, options = what_to_serve(**given)
         with asyncio.Runner(loop_factory=_event_loop) as runner:
             code = runner.run(serve_bundle(bundle, options))

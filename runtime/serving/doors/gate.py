@@ -26,6 +26,7 @@ from outrider.runtime.serving.doors.authenticator import (
     sole_header,
 )
 from outrider.runtime.serving.status import trailing_status
+from outrider.runtime.serving.watch.logs import bounded
 
 SCOPE_OF: Mapping[str, str] = {
     "/outrider.v1.Inference/Generate": "generate",
@@ -155,7 +156,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             # gRPC would send its text to the caller, and a log would keep it: it may have a secret in it.
             failure = errors.InternalError(uuid.uuid4().hex)
             log.error(
-                "%s: %s at the gate, error id %s", method, type(error).__name__, failure.error_id
+                "%s: %s at the gate, error id %s",
+                bounded(method),
+                type(error).__name__,
+                failure.error_id,
             )
         self._refused(method, context.peer(), failure, found)
         await _abort(context, failure)

@@ -54,5 +54,5 @@ class Reloaded(Generic[T]):
                 "%s changed and cannot be used, what was read before stays: %s", self.name, said
             )
             return False
-        log.warning("%s: read again", self.name)
+        log.info("%s: read again", self.name)
         return True

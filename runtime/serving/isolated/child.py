@@ -48,6 +48,7 @@ from outrider.runtime.serving.isolated.messages import (
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
+from outrider.runtime.serving.watch.logs import Logging
 
 log = logging.getLogger(__name__)
 
@@ -185,6 +186,7 @@ class PipedWorker:
     def _end_with_worker(self) -> None:
         self._worker.wait()
         if self._worker.pulse.has_died:
+            logging.shutdown()
             os._exit(DEAD_EXIT_CODE)
 
     def _send(self, message: FromChild) -> None:
@@ -212,6 +214,7 @@ def main(descriptor: int) -> None:
     try:
         asked: Open = connection.recv()
         sys.setswitchinterval(asked.switch_interval_s)
+        Logging(asked.options.watch.logs)
         # Nobody reads from the pipe while the bundle is opened, and nothing is sent.
         threading.Thread(target=_end_with_starter, args=(descriptor,), daemon=True).start()
         PipedWorker(connection).run(asked.root, asked.options)
@@ -220,6 +223,7 @@ def main(descriptor: int) -> None:
     except BaseException:  # whatever it is, a library that hangs must not hold the process
         log.critical("the engine's process ends", exc_info=True)
         code = DEAD_EXIT_CODE
+    logging.shutdown()
     sys.stderr.flush()
     os._exit(code)
 

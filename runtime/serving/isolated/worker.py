@@ -375,7 +375,7 @@ class IsolatedWorker:
                 self.pulse.begin()
             self._heard_s = time.monotonic()
             self.is_ready = True
-        log.warning("another engine is serving")
+        log.info("another engine is serving")
         return True
 
     def _end_all(self, error_of: Callable[[_Unfinished], Exception]) -> None:

@@ -16,9 +16,9 @@ from outrider.runtime.serving.kserve.infer_call import (
     message_of,
 )
 from outrider.runtime.serving.kserve.stream import InferStream
-from outrider.runtime.serving.served_model import server_version
 from outrider.runtime.serving.v1.answers import Context, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
+from outrider.runtime.serving.watch.process import server_version
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 

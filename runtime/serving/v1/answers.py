@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc.aio
@@ -13,6 +13,7 @@ from outrider.runtime.core import errors
 from outrider.runtime.core.tenant import Identity, is_local
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.status import trailing_status
+from outrider.runtime.serving.watch.tracing import trace_headers
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -32,6 +33,10 @@ class Carrier(Protocol):
         """Return the seconds until the caller stops waiting; None where he does not say."""
         ...
 
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None:
+        """Return the call's headers."""
+        ...
+
 
 def caller_of(identity: Identity, context: Carrier) -> Caller:
     """Return who makes a call. Who has proven nothing is known only where he is on this machine."""
@@ -42,6 +47,7 @@ def caller_of(identity: Identity, context: Carrier) -> Caller:
         rules=identity.rules,
         key=identity.key,
         peer=context.peer(),
+        trace=trace_headers(context.invocation_metadata() or ()),
     )
 
 

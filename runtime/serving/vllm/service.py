@@ -9,11 +9,11 @@ import grpc
 from outrider.runtime.core.errors import SlowConsumer
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.served_model import server_version
 from outrider.runtime.serving.v1.answers import Context, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.vllm.generate_call import EngineCall
 from outrider.runtime.serving.vllm.tokenizer_files import Archive, tokenizer_archive
+from outrider.runtime.serving.watch.process import server_version
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 

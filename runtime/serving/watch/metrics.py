@@ -1,32 +1,41 @@
-"""Prometheus metrics of a server, under vLLM's names where vLLM has the metric."""
+"""Prometheus metrics of a server that its event loop counts: requests, tokens, times, speculation.
+
+Names are vLLM's behind the prefix ``outrider_`` where vLLM has the metric. What the worker counts is in
+``runtime.serving.watch.worker``; what a scrape is told, with ``model_name`` on each sample, in
+``runtime.serving.watch.exposition``.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import accumulate
+from collections.abc import Callable, Sequence
 
-from outrider.runtime.core.params import Finished, SpeculationReport
-from outrider.runtime.core.stats import ControlReport
-from outrider.runtime.loop.totals import READ_BUCKETS_S, WorkerSnapshot
+from outrider.runtime.core.params import Finished, RequestSpec, SpeculationReport, Times
 from outrider.runtime.serving.outbox import Batch
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
-from prometheus_client.registry import Collector
+from outrider.runtime.serving.watch.histogram import Histogram
+from outrider.runtime.serving.watch.process import BuildInfo, LoopLag
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5)
+LENGTH_BUCKETS = tuple(float(step * 10**power) for power in range(6) for step in (1, 2, 5))
+SAMPLE_BUCKETS = (1.0, 2.0, 4.0, 8.0)
 
 
 class Metrics:
     """The counters of one server, in a registry of its own.
 
     When no request is in flight, ``requests_admitted_total`` equals the sum of ``requests_finished_total``.
+
+    Attributes:
+        registry: to add further collectors to.
+        loop_lag: to have watched on the event loop.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.registry.register(BuildInfo())
+        self.loop_lag = LoopLag()
+        self.registry.register(self.loop_lag)
         self.admitted = self._counter("requests_admitted", "Requests taken into the queue")
         self.finished = self._counter(
             "requests_finished", "Admitted requests that ended", "code", "reason"
@@ -59,41 +68,49 @@ class Metrics:
             "time_to_first_token_seconds", "Admission to first token", LATENCY_BUCKETS
         )
         self.gap_s = self._histogram(
-            "inter_token_latency_seconds", "Between two responses of a stream", GAP_BUCKETS
+            "inter_token_latency_seconds",
+            "Per token, the time since the response before divided over the response's tokens",
+            GAP_BUCKETS,
         )
         self.request_s = self._histogram(
             "e2e_request_latency_seconds", "Admission to end", LATENCY_BUCKETS
         )
+        self._parts_s = {
+            part: self._histogram(f"request_{part}_time_seconds", text, LATENCY_BUCKETS)
+            for part, text in (
+                ("queue", "Waiting for a slot"),
+                ("prefill", "From the slot to the first token, of requests that were answered"),
+                ("decode", "From the first token to the last, likewise"),
+                ("inference", "From the slot to the last token, likewise"),
+            )
+        }
+        self._lengths = {
+            name: self._histogram(f"request_{name}", text, buckets)
+            for name, text, buckets in (
+                ("prompt_tokens", "Of prompts of requests that were answered", LENGTH_BUCKETS),
+                ("generation_tokens", "Of answers, all completions together", LENGTH_BUCKETS),
+                ("params_max_tokens", "That these requests asked for at most", LENGTH_BUCKETS),
+                ("params_n", "Completions that they asked for", SAMPLE_BUCKETS),
+            )
+        }
 
     def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read at each scrape."""
         Gauge(f"outrider_{name}", text, registry=self.registry).set_function(read)
 
-    def watch_control(self, read: Callable[[], ControlReport | None]) -> None:
-        """Add gauges of the gamma controller's report; NaN where a value is unknown."""
-        texts = {
-            "speed_up": "Tokens per second over those of plain decoding, recently",
-            "regret": "Share of the best fixed gamma's tokens per second missed, recently",
-            "best_fixed_gamma": "The fixed gamma that would have been best, recently",
-            "num_steps_on": "Decoding steps with drafts",
-            "num_steps_off": "Decoding steps without",
-            "num_probes": "Steps without drafts that measured what drafts gain",
-            "cost_share": "Share of the decoding time spent on choosing gamma",
-        }
-        for name, text in texts.items():
-            self.watch(f"control_{name}", text, partial(_field, read, name))
+    def count_queued(self, times: Times) -> None:
+        """Add how long a request waited for its slot, or to its end where it got none."""
+        self._parts_s["queue"].observe(times.queued_s)
 
-    def watch_reads(self, read: Callable[[], WorkerSnapshot]) -> None:
-        """Add what the worker counts of sources: their tokens, and the seconds of each read."""
-        self.watch("num_requests_reading", "Source not yet read", lambda: read().num_reading)
-        self.registry.register(_Reads(read))
-
-    def watch_prefixes(self, read: Callable[[], WorkerSnapshot]) -> None:
-        """Add what the worker's cache of prefixes counts."""
-        self.watch(
-            "prefix_cache_bytes", "Caches of earlier texts", lambda: read().prefixes.num_bytes
-        )
-        self.registry.register(_Prefixes(read))
+    def count_answered(self, spec: RequestSpec, times: Times, num_output: int) -> None:
+        """Add the times and lengths of a request whose completions have all ended well."""
+        self._parts_s["prefill"].observe(times.prefill_s)
+        self._parts_s["decode"].observe(times.decode_s)
+        self._parts_s["inference"].observe(times.prefill_s + times.decode_s)
+        self._lengths["prompt_tokens"].observe(spec.num_prompt_tokens)
+        self._lengths["generation_tokens"].observe(num_output)
+        self._lengths["params_max_tokens"].observe(spec.max_tokens)
+        self._lengths["params_n"].observe(spec.num_samples)
 
     def count_speculation(self, report: SpeculationReport) -> None:
         """Add the figures of a completed request."""
@@ -108,8 +125,10 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"outrider_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"outrider_{name}", text, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        histogram = Histogram(f"outrider_{name}", text, buckets)
+        self.registry.register(histogram)
+        return histogram
 
 
 class StreamCounts:
@@ -142,7 +161,8 @@ class StreamCounts:
             if not last_s:
                 self._metrics.first_token_s.observe(now_s - self._started_s)
             elif batch.index in last_s:
-                self._metrics.gap_s.observe(now_s - last_s[batch.index])
+                gap_s = (now_s - last_s[batch.index]) / num_tokens
+                self._metrics.gap_s.observe(gap_s, num_tokens)
             last_s[batch.index] = now_s
         if batch.prompt:
             self._metrics.scored_tokens.inc(len(batch.prompt))
@@ -151,45 +171,3 @@ class StreamCounts:
             self._num_open -= 1
             if self._num_open == 0:
                 self._metrics.request_s.observe(now_s - self._started_s)
-
-
-class _Reads(Collector):
-    """Reads of sources, as a worker has counted them: it may be in another process."""
-
-    def __init__(self, read: Callable[[], WorkerSnapshot]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[CounterMetricFamily | HistogramMetricFamily]:
-        counts = self._read()
-        yield CounterMetricFamily(
-            "outrider_source_tokens", "Tokens of sources read", value=counts.num_source_tokens
-        )
-        bounds = [*map(str, READ_BUCKETS_S), "+Inf"]
-        buckets = [*zip(bounds, accumulate(counts.reads_by_s), strict=False)]
-        yield HistogramMetricFamily(
-            "outrider_read_seconds",
-            "A read of one source or several, which running streams wait for",
-            buckets=buckets or [("+Inf", 0)],
-            sum_value=counts.read_s,
-        )
-
-
-class _Prefixes(Collector):
-    """Counters of the cache of prefixes, likewise."""
-
-    def __init__(self, read: Callable[[], WorkerSnapshot]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        counts = self._read().prefixes
-        for name, text, value in (
-            ("queries", "Tokens of prompts that were looked for", counts.num_queried),
-            ("hits", "Tokens of prompts that were not computed again", counts.num_found),
-            ("evictions", "Pieces of texts that others have replaced", counts.num_evicted),
-        ):
-            yield CounterMetricFamily(f"outrider_prefix_cache_{name}", text, value=value)
-
-
-def _field(read: Callable[[], ControlReport | None], name: str) -> float:
-    value = getattr(read(), name, None)
-    return math.nan if value is None else float(value)

@@ -6,7 +6,6 @@ import math
 
 import pytest
 from outrider.errors import CallError
-from outrider.runtime.serving.watch.metrics import Metrics
 
 from tests.runtime.gamma.test_controller import table
 
@@ -71,14 +70,15 @@ async def test_the_control_is_a_metric(start):
         read = running.server.metrics.registry.get_sample_value
         assert math.isnan(read("outrider_control_speed_up"))
         await finish(running, max_tokens=40)
-        assert read("outrider_control_num_steps_on") > 0
+        assert read("outrider_control_steps_on_total") > 0
         assert read("outrider_control_speed_up") > 0
 
 
-def test_a_server_without_choice_has_gauges_without_values():
-    metrics = Metrics()
-    metrics.watch_control(lambda: None)
-    assert math.isnan(metrics.registry.get_sample_value("outrider_control_regret"))
+async def test_a_server_without_choice_has_gauges_without_values(start):
+    async with start() as running:
+        read = running.server.metrics.registry.get_sample_value
+        assert math.isnan(read("outrider_control_regret"))
+        assert read("outrider_control_steps_on_total") == 0
 
 
 async def test_a_request_may_leave_the_drafter_to_the_server(start):

@@ -43,16 +43,12 @@ class Completions:
         intake: takes the requests.
         max_bytes: of a body.
         is_chat: which route it is.
-        ping_s: as ``PING_S``.
     """
 
-    def __init__(
-        self, intake: Intake, max_bytes: int, *, is_chat: bool, ping_s: float = PING_S
-    ) -> None:
+    def __init__(self, intake: Intake, max_bytes: int, *, is_chat: bool) -> None:
         self._intake = intake
         self._max_bytes = max_bytes
         self._is_chat = is_chat
-        self._ping_s = ping_s
         self._spelling: Spelling | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -72,7 +68,7 @@ class Completions:
             self._intake.ledger.refused("Generate", caller, error)
             await answer_error(error, send)
             return
-        await self._answer(wish, caller, sink, receive)
+        await self._answer(wish, caller, sink, request)
 
     def _sink(self, wish: Wish, send: Send) -> Sink:
         serving = self._intake.serving
@@ -90,30 +86,39 @@ class Completions:
         make = StreamSink if wish.streams else WholeSink
         return make(wish, head, send, {b"x-request-id": name.encode()})
 
-    async def _answer(self, wish: Wish, caller: Caller, sink: Sink, receive: Receive) -> None:
-        """Have the prompts answered, unless the client goes away."""
+    async def _answer(self, wish: Wish, caller: Caller, sink: Sink, request: Request) -> None:
+        """Have the prompts answered, unless the client goes away, or does not read."""
         work = asyncio.create_task(self._work(wish, caller, sink))
-        gone = asyncio.create_task(_gone(receive))
+        gone = asyncio.create_task(_gone(request.receive))
         try:
             while not work.done() and not gone.done():
                 waited = {work, gone}
                 done, _ = await asyncio.wait(
-                    waited, timeout=self._ping_s, return_when=asyncio.FIRST_COMPLETED
+                    waited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
                     await sink.ping()
         finally:
             for task in (work, gone):
                 task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+            ends = await asyncio.gather(work, gone, return_exceptions=True)
+        if isinstance(ends[0], errors.SlowConsumer):
+            # Nothing more reaches him, and what was sent is not to wait for him.
+            request.scope["state"]["abort"]()
 
     async def _work(self, wish: Wish, caller: Caller, sink: Sink) -> None:
-        """Answer the prompts to their end, or the first error of them."""
+        """Answer the prompts to their end, or the first error of them.
+
+        Raises:
+            SlowConsumer: the client does not read.
+        """
         failure: errors.ServingError
         try:
             await self._complete(wish, caller, sink)
             await sink.end()
             return
+        except errors.SlowConsumer:
+            raise
         except errors.ServingError as error:
             failure = error
         except Exception:

@@ -6,18 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.tokenizer import TokenizersCodec
 
-from tests.runtime.serving.chat.shapes import template_of
-from tests.runtime.serving.chat.test_requests import (
-    HELLO,
-    RENDERED,
-    SHAPE,
-    TOKENIZER,
-    VOCAB,
-    next_id,
-)
+from tests.runtime.serving.chat.test_requests import HELLO, RENDERED, TOKENIZER, chat_server
 
 GREEDY = {"messages": HELLO, "max_tokens": 4, "temperature": 0}
 
@@ -27,10 +17,7 @@ def start_chat(start_http):
     """A server of a bundle with a chat template."""
 
     def begin(**options: Any) -> Any:
-        codec = TokenizersCodec(TOKENIZER.to_str().encode())
-        chats = ChatEncoder(SHAPE.files(template_of("qwen3")), codec)
-        scripts = {"target": next_id, "draft": next_id, "vocab_size": VOCAB}
-        return start_http(**{"codec": codec, "chats": chats, **scripts} | options)
+        return start_http(**chat_server() | options)
 
     return begin
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import psutil
 
 from scripts.bench.tools.results import ROOT
+from scripts.soak.fleet.ports import free_ports
 
 PATIENCE_S = 240.0
 # Of a node, which Ray would choose by itself, and wait for.
@@ -89,10 +89,11 @@ class Cluster:
             str(self.venv / "bin" / "ray"), "start", "--block", "--node-ip-address=127.0.0.1", f"--num-cpus={num_cpus}",
             "--object-store-memory=100000000", "--disable-usage-stats", *join, *ports,
         ]  # fmt: skip
-        log = (self.scratch / f"node-{len(self.nodes)}.log").open("wb")
-        node = subprocess.Popen(command, env=self._variables, stdout=log, stderr=log)
+        written = self.scratch / f"node-{len(self.nodes)}.log"
+        with written.open("wb") as log:
+            node = subprocess.Popen(command, env=self._variables, stdout=log, stderr=log)
         self.nodes.append(node)
-        wait_for(lambda: b"Ray runtime started" in Path(log.name).read_bytes(), node)
+        wait_for(lambda: b"Ray runtime started" in written.read_bytes(), node)
 
     def deploy(self, **args: Any) -> None:
         """Serve with these arguments of ``build_app``, and return once replicas are ready.
@@ -100,7 +101,10 @@ class Cluster:
         Raises:
             CalledProcessError: the application cannot be deployed.
         """
-        program = [str(self.venv / "bin" / "python"), str(ROOT / "scripts" / "soak" / "ray_app.py")]
+        program = [
+            str(self.venv / "bin" / "python"),
+            str(ROOT / "scripts" / "soak" / "fleet" / "ray_app.py"),
+        ]
         ports = [f"127.0.0.1:{self.port}", *map(str, self.ports)]
         subprocess.run([*program, *ports, json.dumps(args)], env=self._variables, check=True,
                        timeout=PATIENCE_S, stderr=subprocess.DEVNULL)  # fmt: skip
@@ -154,7 +158,7 @@ def running_cluster(num_nodes: int) -> Iterator[Cluster]:
                     cluster.kill_node(index)
 
 
-def wait_for(is_there: Any, node: subprocess.Popen[bytes]) -> None:
+def wait_for(is_there: Callable[[], bool], node: subprocess.Popen[bytes]) -> None:
     """Return once something is there.
 
     Raises:
@@ -165,14 +169,3 @@ def wait_for(is_there: Any, node: subprocess.Popen[bytes]) -> None:
         if node.poll() is not None or time.monotonic() > ends_s:
             raise RuntimeError(f"the node has not started: {node.poll()}")
         time.sleep(0.1)
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody listens on at the moment."""
-    opened = [socket.socket() for _ in range(count)]
-    for one in opened:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in opened]
-    for one in opened:
-        one.close()
-    return ports

@@ -1,8 +1,9 @@
-"""The same requests through every dialect of gRPC: the same tokens, one by one."""
+"""The same requests through every dialect, of gRPC and over HTTP: the same tokens, one by one."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -14,6 +15,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tests.runtime.conftest import EOS, Start
 from tests.runtime.grammar import test_serving as forms
+from tests.runtime.serving.chat.test_requests import HELLO, chat_server
+from tests.runtime.serving.http.client import Http, serving_http
 from tests.runtime.serving.kserve import requests as kserve
 from tests.runtime.serving.vllm import requests as vllm
 
@@ -81,13 +84,24 @@ async def of_vllm(channel: grpc.aio.Channel, options: dict[str, Any], *, streams
     return whole
 
 
+async def of_http(http: Http, options: dict[str, Any], *, streams: bool) -> Tokens:
+    asked = {"prompt": PROMPT, "return_token_ids": True, "stream": streams, **options}
+    answer, found = await http.complete(**asked), defaultdict(list)
+    assert answer.status == 200, answer.body
+    parts = answer.events()[:-1] if streams else [answer.json()]
+    for choice in [choice for part in parts for choice in part["choices"]]:
+        found[choice["index"]] += choice["token_ids"]
+    return dict(found)
+
+
 async def test_every_dialect_answers_with_the_same_tokens(start: Start) -> None:
     both = ServeOptions(has_kserve=True, has_vllm_grpc=True)
     different = set()
     async with (
-        forms.starting(start, serve_options=both) as run,
-        grpc.aio.insecure_channel(run.address) as channel,
+        serving_http(partial(forms.starting, start), serve_options=both) as http,
+        grpc.aio.insecure_channel(http.running.address) as channel,
     ):
+        run = http.running
         for name, asked in REQUESTS.items():
             options = {"max_tokens": 40, **asked}
             expected = await of_outrider(run.client, options)
@@ -96,8 +110,30 @@ async def test_every_dialect_answers_with_the_same_tokens(start: Start) -> None:
             for streams in (False, True):
                 assert await of_kserve(channel, options, streams=streams) == expected, name
                 assert await of_vllm(channel, options, streams=streams) == expected, name
+                assert await of_http(http, options, streams=streams) == expected, name
     # They ask for different things, or the equalities would say little.
     assert len(different) >= len(REQUESTS) - 1
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 4}])
+async def test_a_chat_is_rendered_and_answered_alike(start: Start, options: dict[str, Any]) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, *HELLO]
+    async with serving_http(partial(start, **chat_server())) as http:
+        client = http.running.client
+        output = await client.complete(messages=messages, max_tokens=20, logprobs=2, **options)
+        answer = await http.chat(
+            messages=messages,
+            max_tokens=20,
+            return_token_ids=True,
+            logprobs=True,
+            top_logprobs=2,
+            **options,
+        )
+        (choice,) = answer.json()["choices"]
+    tokens = output.outputs[0].token_ids
+    assert choice["token_ids"] == [*tokens]
+    assert choice["message"]["content"] == output.text
+    assert len(choice["logprobs"]["content"]) == len(tokens)
 
 
 @pytest.mark.parametrize("prompt", [[0, 1, 2], [EOS, 0]])
