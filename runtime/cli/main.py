@@ -18,6 +18,7 @@ from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli import signing as cli_signing
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.operate import config as cli_config
+from outrider.runtime.cli.operate import top as cli_top
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 from outrider.runtime.cli.serve import command as cli_serve
 from outrider.runtime.cli.serve.settings import CONTEXT
@@ -43,6 +44,7 @@ app.command()(cli_offline.tune)
 app.command(context_settings=CONTEXT)(cli_config.config)
 app.command(context_settings=CONTEXT)(cli_serve.serve)
 app.command()(cli_signing.sign)
+app.command()(cli_top.top)
 app.command()(cli_signing.verify)
 
 
