@@ -95,7 +95,7 @@ class Checkpoint:
             self.task, model_type=self.config.model_type, library="transformers"
         )
         try:
-            with _without_progress_bars():
+            with _quiet_transformers():
                 model, report = self._from_files(model_class, kind)
         except (OSError, ValueError, RuntimeError) as error:
             raise BundleError(f"{self.path.name}: cannot load the weights: {error}") from error
@@ -148,13 +148,16 @@ class Checkpoint:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Load without the bars of Transformers; the stages of an export are reported in lines."""
+def _quiet_transformers() -> Iterator[None]:
+    """Load without the bars and tables of Transformers: stages are reported in lines, and refusals are one."""
     had_bars = transformers_logging.is_progress_bar_enabled()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
     try:
         yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         if had_bars:
             transformers_logging.enable_progress_bar()
 

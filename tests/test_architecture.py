@@ -15,7 +15,7 @@ ENGINES = (
 )
 DEVICE = f"{ENGINES} engines.device engines.sampling"
 CORE = f"numpy {CONTRACTS} runtime.core runtime.grammar.base"
-GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1"
+GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1 outrider.oip"
 
 # What a package may import beside the standard library and itself; names without "outrider." are ours, and the longest
 # prefix that fits a module decides. "*" is anything, but for the libraries of HEAVY.
@@ -84,13 +84,17 @@ HEAVY = {
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
     "cryptography": "engines.bundle.signatures runtime.serving.doors",
+    "starlette": "runtime.serving.http",
+    "uvicorn": "runtime.serving.http",
     "jwt": "runtime.serving.doors",
+    "smg_grpc_proto": "runtime.serving.vllm",
     "opentelemetry": "runtime.serving.watch.spans",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.doors runtime.serving.watch.tracing outrider"
+    "runtime.grammar.library runtime.serving.doors runtime.serving.http.opening runtime.serving.dialects "
+    "runtime.serving.watch.tracing outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from outrider.affinity import affinity_metadata
 from outrider.client import Client
 from outrider.errors import (
     CallCancelled,
@@ -43,6 +44,7 @@ __all__ = [
     "SyncClient",
     "Unauthenticated",
     "Unavailable",
+    "affinity_metadata",
     "build_request",
 ]
 

@@ -23,10 +23,10 @@ SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
 Metadata: TypeAlias = Mapping[str, str | bytes]
 """Of a call, by key. Keys are lower case; values of keys that end in "-bin" are bytes."""
 
-# grpc.health.v1 by hand, so that the clients need no further package: HealthCheckRequest{service = 1} and
-# HealthCheckResponse{status = 1, SERVING = 1} in wire format.
+# grpc.health.v1 by hand, so that the clients need no further package; HealthCheckResponse{status = 1, SERVING = 1} in
+# wire format.
 HEALTH_WATCH = "/grpc.health.v1.Health/Watch"
-HEALTH_REQUEST = bytes((0x0A, len(SERVICE))) + SERVICE.encode()
+HEALTH_CHECK = "/grpc.health.v1.Health/Check"
 HEALTH_SERVING = b"\x08\x01"
 
 SERVICE_CONFIG: Mapping[str, Any] = {
@@ -64,9 +64,27 @@ CHANNEL_OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.http2.lookahead_bytes", 65_536),
 )
 
+PROBE_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config", "{}"),
+)
+"""Of a channel that also calls a server which says that it is not serving."""
+
 _TENANT_KEY = "outrider-tenant"
 _METADATA_KEY = re.compile(r"[0-9a-z_.-]+")
 _METADATA_TEXT = re.compile(r"[ -~]*")
+
+
+def health_request(service: str) -> bytes:
+    """Return HealthCheckRequest{service = 1} in wire format.
+
+    Raises:
+        ValueError: no service has so long a name.
+    """
+    name = service.encode()
+    if len(name) > 127:
+        raise ValueError("service: must be at most 127 bytes of UTF-8")
+    return bytes((0x0A, len(name))) + name
 
 
 def merged_options(

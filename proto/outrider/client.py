@@ -12,12 +12,13 @@ import grpc.aio
 
 from outrider.access import PemFile, open_access
 from outrider.channel import (
-    HEALTH_REQUEST,
     HEALTH_SERVING,
     HEALTH_WATCH,
+    SERVICE,
     Metadata,
     check_open,
     decoded_errors,
+    health_request,
     merged_options,
     metadata_of,
     own_metadata,
@@ -217,7 +218,7 @@ class Client:
             DeadlineExceeded: it did not within ``timeout_s``.
         """
         watch = self._connection().channel.unary_stream(HEALTH_WATCH)
-        call = watch(HEALTH_REQUEST, wait_for_ready=True, **self._call(timeout_s, None))
+        call = watch(health_request(SERVICE), wait_for_ready=True, **self._call(timeout_s, None))
         try:
             with decoded_errors():
                 async for status in call:

@@ -107,6 +107,8 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.CANCELLED: CallCancelled,
     grpc.StatusCode.INTERNAL: ServerFailed,
 }
+# A replica of ``outrider.runtime.ray`` died with the request; the latter is the name of its actor, in Ray's own words.
+_LOST, _RAY_REPLICA = "REPLICA_LOST", "SERVE_REPLICA::"
 # Reasons whose reaction is another than their code's.
 _CLASS_OF_REASON: Mapping[str, type[CallError]] = {
     "QUOTA_EXCEEDED": QuotaExceeded,
@@ -132,6 +134,9 @@ def decode_error(error: grpc.RpcError) -> CallError:
             )
         elif detail.Unpack(retry):
             retry_after_s = retry.retry_delay.ToTimedelta().total_seconds()
+    if not reason and _is_lost(error):
+        code = grpc.StatusCode.UNAVAILABLE
+        return Unavailable(code, "the replica that served the request is gone", reason=_LOST)
     kind = _CLASS_OF_CODE.get(error.code(), CallError)
     return _CLASS_OF_REASON.get(reason, kind)(
         error.code(),
@@ -141,6 +146,14 @@ def decode_error(error: grpc.RpcError) -> CallError:
         violations=violations,
         retry_after_s=retry_after_s,
     )
+
+
+def _is_lost(error: grpc.RpcError) -> bool:
+    """Return whether a replica behind Ray's proxy died: the server says so beforehand, else the proxy in its words."""
+    code, details = error.code(), error.details() or ""
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return details.startswith(f"{_LOST}: ")
+    return code == grpc.StatusCode.INTERNAL and _RAY_REPLICA in details
 
 
 def _rich_status(error: grpc.RpcError) -> status_pb2.Status:

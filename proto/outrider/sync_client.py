@@ -10,13 +10,15 @@ import grpc
 
 from outrider.access import PemFile, open_access
 from outrider.channel import (
-    HEALTH_REQUEST,
+    HEALTH_CHECK,
     HEALTH_SERVING,
     HEALTH_WATCH,
+    SERVICE,
     Metadata,
     check_open,
     decoded_errors,
     end_call,
+    health_request,
     merged_options,
     metadata_of,
     own_metadata,
@@ -164,6 +166,17 @@ class SyncClient:
         with decoded_errors():
             return self._stub.GetServerInfo(request, **self._call(timeout_s, metadata))
 
+    def is_serving(self, service: str = SERVICE, *, timeout_s: float | None = None) -> bool:
+        """Return whether the server says of a service, or of "liveness", that it is serving.
+
+        Raises:
+            Unavailable: it is not, and the client was opened without ``PROBE_OPTIONS``; or it cannot be reached.
+        """
+        check_open(self._is_closed)
+        check = self._channel.unary_unary(HEALTH_CHECK)
+        with decoded_errors():
+            return check(health_request(service), **self._call(timeout_s, None)) == HEALTH_SERVING
+
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Return once the server says that it is serving.
 
@@ -172,7 +185,7 @@ class SyncClient:
         """
         check_open(self._is_closed)
         watch = self._channel.unary_stream(HEALTH_WATCH)
-        call = watch(HEALTH_REQUEST, wait_for_ready=True, **self._call(timeout_s, None))
+        call = watch(health_request(SERVICE), wait_for_ready=True, **self._call(timeout_s, None))
         try:
             with decoded_errors():
                 for status in call:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from outrider.runtime.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider import Client
+    from outrider import Client, SyncClient
+
+C = TypeVar("C")
 
 DEFAULT_ADDRESS = "localhost:50051"
 _PANEL = "Credentials"
@@ -58,12 +62,22 @@ class Connection:
         """
         from outrider import Client
 
+        return self._opened(Client)
+
+    def open_probe(self) -> SyncClient:
+        """Return a client whose calls reach a server that says it is not serving; raises as ``open`` does."""
+        from outrider import SyncClient
+        from outrider.channel import PROBE_OPTIONS
+
+        return self._opened(functools.partial(SyncClient, options=PROBE_OPTIONS))
+
+    def _opened(self, kind: Callable[..., C]) -> C:
         key = None
         if self.api_key_file is not None:
             # What is no text is no key: the client refuses it in its own words.
             key = self.api_key_file.read_text(encoding="ascii", errors="replace").strip()
         try:
-            return Client(
+            return kind(
                 self.address,
                 api_key=key,
                 tls_ca=self.tls_ca,

@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.cli.refusals import end_on_sigterm, refusals
-from outrider.runtime.drafters.text.suffix_array import write_datastore
-from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 datastore = typer.Typer(name="datastore", help="Corpora for drafting.", no_args_is_help=True)
 
@@ -30,6 +26,11 @@ def build(
     """Sort all suffixes of texts, for serve --datastore."""
     end_on_sigterm()
     with refusals():
+        from outrider.engines.bundle.bundle import load_bundle
+        from outrider.engines.bundle.names import TOKENIZER_FILE
+        from outrider.runtime.drafters.text.suffix_array import write_datastore
+        from outrider.runtime.serving.tokenizer import TokenizersCodec
+
         loaded = load_bundle(bundle)
         vocab_size = loaded.manifest.target.vocab_size
         codec = TokenizersCodec(loaded.read(TOKENIZER_FILE))

@@ -36,9 +36,17 @@ def new(
         words = [word.strip() for word in scopes.split(",")]
         secret, known = new_key(tenant, words, name)
         if file is not None:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-            with open(os.open(file, flags, mode=0o600), "a", encoding="utf-8") as keys:
-                keys.write(f"{known.line()}\n")
+            _append(file, known.line())
     typer.echo(secret)
     if file is None:
         typer.echo(known.line())
+
+
+def _append(file: Path, line: str) -> None:
+    """Add a line to a file that is its owner's, behind a last one that may have been left unended by hand."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+    with open(os.open(file, flags, mode=0o600), "rb+") as keys:
+        before = keys.read()
+        if before and not before.endswith(b"\n"):
+            keys.write(b"\n")
+        keys.write(line.encode() + b"\n")

@@ -157,6 +157,8 @@ class GenerateFields:
     Attributes:
         text: prompt as text, or None when it came as ``tokens`` or ``chat``.
         max_tokens: None takes the default.
+        default_max_tokens: the dialect's default, where the limits and the context leave room for it; None takes the
+            server's.
         beams: None for one completion, which is drawn or greedy.
         options: values of the options in ``runtime.core.options``, by name.
         source_language: code; empty for the model's default.
@@ -179,6 +181,7 @@ class GenerateFields:
     bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
+    default_max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
@@ -300,7 +303,7 @@ def build_spec(
             token could be drawn.
     """
     prompt_tokens, scope = _check_tokens(fields, admission, model), admission.cache_scope
-    max_tokens = _resolve_max_tokens(fields.max_tokens, len(prompt_tokens), limits, model)
+    max_tokens = _resolve_max_tokens(fields, len(prompt_tokens), limits, model)
     check_range("sampling.min_tokens", fields.params.min_tokens, 0, max_tokens)
     eos = () if fields.ignore_eos else model.eos_token_ids
     params = replace(
@@ -465,11 +468,13 @@ def _check_tokens(
 
 
 def _resolve_max_tokens(
-    asked: int | None, num_prompt: int, limits: RequestLimits, model: ServedModel
+    fields: GenerateFields, num_prompt: int, limits: RequestLimits, model: ServedModel
 ) -> int:
-    max_context = model.max_context
+    asked, max_context = fields.max_tokens, model.max_context
     if asked is None:
-        return min(limits.default_max_tokens, limits.max_tokens, max_context - num_prompt)
+        default = fields.default_max_tokens
+        default = limits.default_max_tokens if default is None else default
+        return min(default, limits.max_tokens, max_context - num_prompt)
     if num_prompt + asked > max_context:
         what = "decoder prefix" if model.max_source else "prompt tokens"
         rule = f"{what} and max_tokens together must be at most {max_context}"

@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from outrider.runtime.ray.options import parse_args
-from outrider.runtime.ray.replica import Replica
-from outrider.runtime.serving.opening import open_serving
+from outrider.runtime.ray.replica import Replica, open_process
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
@@ -43,5 +42,5 @@ def build_app(args: Mapping[str, object]) -> serve.Application:
         health_check_period_s=HEALTH_EVERY_S,
         graceful_shutdown_timeout_s=served.config.drain_timeout_s + STOP_S,
     )
-    open_model = partial(open_serving, Path(options.bundle), served)
+    open_model = partial(open_process, Path(options.bundle), served)
     return deployment.bind(open_model, trusts_tenants=options.trusts_tenants)

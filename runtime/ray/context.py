@@ -1,12 +1,12 @@
 """What carries a call through Ray's proxy: messages out one by one, and statuses that arrive whole.
 
-Ray's proxy sets code, details and trailing metadata of its own context to those of the replica's with every message
-that it passes on, and drops the metadata of exceptions. So
+With every message that it passes on, Ray's proxy sets code, details and trailing metadata of its own call to those of
+the replica's. Of an exception it keeps code and details at most. So
 
-* what is refused for good is told beside an empty message, with its rich status;
-* what may be tried again is raised: nothing was sent then, and gRPC's own retry still works. ``REASON: text`` is left.
-* while an answer runs, the status is that of a replica that is lost. Its last message sets it right. If the replica
-  dies, this is what the proxy ends the call with, instead of INTERNAL with the name of a process.
+* what a call is refused with is told beside an empty message, and nothing is raised;
+* while an answer runs, the status is that of a replica that is lost, from an empty message at its beginning on. The
+  last message sets it right. If the replica dies, the proxy ends the call with it, and not with INTERNAL and the name
+  of a process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import grpc
 from outrider.runtime.core import errors
-from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.status import is_retryable, trailing_status
+from outrider.runtime.serving.status import trailing_status
 from outrider.runtime.serving.v1.answers import failure_of
 from outrider.v1 import inference_pb2 as wire
 
@@ -60,8 +59,8 @@ class Encoded(NamedTuple):
         return self.data
 
 
-class RefusedError(Exception):
-    """What Ray is told of a refusal that may be tried again; code and text are in the call's context."""
+NOTHING = Encoded(b"")
+"""Every message of ``outrider.v1``, with nothing set."""
 
 
 class CallContext:
@@ -71,8 +70,6 @@ class CallContext:
         self._proxy = proxy
         # Of one message, so that a caller who does not read stops the writer. None is the end.
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue(1)
-        # Completions that have not ended; None before any was begun.
-        self._num_open: int | None = None
 
     def peer(self) -> str:
         """Return whence the call came. It is never this machine: anybody may stand before the proxy."""
@@ -86,24 +83,21 @@ class CallContext:
         """Return None: the proxy keeps the caller's deadline to itself, and ends the call when it has passed."""
         return None
 
-    def begin(self, spec: RequestSpec) -> None:
-        """Send an empty message: from now on the call ends with UNAVAILABLE if the replica is lost."""
-        self._num_open = spec.num_samples
-        self._messages.put_nowait(b"")
-
     async def write(self, data: bytes) -> None:
         """Send a message; returns once the one before it was taken."""
         await self._messages.put(data)
 
-    async def stream(self, answering: Awaitable[None]) -> AsyncGenerator[Encoded]:
-        """Yield the messages that ``answering`` writes, and what it ends with."""
+    async def stream(
+        self, answering: Awaitable[None], num_completions: int
+    ) -> AsyncGenerator[Encoded]:
+        """Yield the messages that ``answering`` writes for so many completions, and what it ends with."""
+        self._set(grpc.StatusCode.UNAVAILABLE, LOST)
         task = asyncio.ensure_future(self._run(answering))
         try:
+            yield NOTHING
             while (data := await self._messages.get()) is not None:
-                self._count(data)
-                if self._num_open:
-                    self._set(grpc.StatusCode.UNAVAILABLE, LOST)
-                else:
+                num_completions -= wire.GenerateResponse.FromString(data).HasField("finish")
+                if num_completions <= 0:
                     self._set(grpc.StatusCode.OK, _ENDED)
                 yield Encoded(data)
             if (failure := await task) is not None:
@@ -120,30 +114,19 @@ class CallContext:
             return self._tell(failure_of("the call", error))
 
     async def _run(self, answering: Awaitable[None]) -> errors.ServingError | None:
+        failure: errors.ServingError | None = None
         try:
             await answering
         except Exception as error:
-            return failure_of("Generate", error)
-        finally:
-            await self._messages.put(None)
-        return None
-
-    def _count(self, data: bytes) -> None:
-        if self._num_open and wire.GenerateResponse.FromString(data).HasField("finish"):
-            self._num_open -= 1
+            failure = failure_of("Generate", error)
+        # Not where it is cancelled: nobody takes messages then.
+        await self._messages.put(None)
+        return failure
 
     def _tell(self, error: errors.ServingError) -> Encoded:
-        """Return the message beside which the call's end is told.
-
-        Raises:
-            RefusedError: the call may be tried again, since nothing was sent.
-        """
-        code, text, trailing = trailing_status(error)
-        if self._num_open is None and is_retryable(error):
-            self._set(code, f"{error.reason}: {text}")
-            raise RefusedError(error.reason)
-        self._set(code, text, trailing)
-        return Encoded(b"")
+        """Return the message beside which a call's end is told."""
+        self._set(*trailing_status(error))
+        return NOTHING
 
     def _set(
         self, code: grpc.StatusCode, text: str, trailing: Sequence[tuple[str, Any]] = ()

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
@@ -19,15 +20,25 @@ from outrider.runtime.ray.context import CallContext, Encoded, ProxyContext
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.memory import use_few_arenas
-from outrider.runtime.serving.opening import settle_loaded
+from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import SWITCH_INTERVAL_S
 from outrider.runtime.serving.supervision.supervisor import Health, Supervisor
 from outrider.runtime.serving.v1.answers import caller_of
 from outrider.runtime.serving.v1.methods import Methods
 from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.v1 import inference_pb2 as wire
 
 NOT_BELIEVED = f"metadata {TENANT_KEY}: not believed here; leave it out"
+
+
+def open_process(root: Path, options: ServeOptions) -> Serving:
+    """Return the model of a process that serves nothing else, opened."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    use_few_arenas()
+    serving = open_serving(root, options)
+    settle_loaded()
+    return serving
 
 
 class Replica:
@@ -36,28 +47,31 @@ class Replica:
     Args:
         open_model: opens it.
         trusts_tenants: whether a tenant in metadata is believed.
+
+    Attributes:
+        has_failed: set once the engine is lost for good.
     """
 
     def __init__(self, open_model: Callable[[], Serving], *, trusts_tenants: bool = False) -> None:
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        use_few_arenas()
         self._trusts_tenants = trusts_tenants
         self._serving = open_model()
-        settle_loaded()
         intake = Intake(Ledger(Metrics(), self._serving.clock))
         self._methods = Methods(intake)
         self._frontend = intake.open(self._serving)
         self._serving.worker.start()
-        self._has_failed = asyncio.Event()
-        self._supervisor = Supervisor(self._serving, self._frontend, Health(), self._has_failed)
+        self.has_failed = asyncio.Event()
+        self._supervisor = Supervisor(
+            self._serving, self._frontend, Health(intake), self.has_failed
+        )
 
     async def Generate(  # noqa: N802
-        self, request: Message, grpc_context: ProxyContext
+        self, request: wire.GenerateRequest, grpc_context: ProxyContext
     ) -> AsyncGenerator[Encoded]:
         """Stream the completions of a prompt."""
         context = CallContext(grpc_context)
         call = self._generate(request.SerializeToString(), context, grpc_context)
-        async with aclosing(context.stream(call)) as messages:
+        num_completions = 1 if request.num_beams > 1 else max(1, request.n)
+        async with aclosing(context.stream(call, num_completions)) as messages:
             async for message in messages:
                 yield message
 
@@ -69,8 +83,9 @@ class Replica:
 
     async def Tokenize(self, request: Message, grpc_context: ProxyContext) -> Encoded:  # noqa: N802
         """Return the token ids of a text."""
-        call = self._methods.tokenize(request.SerializeToString())
-        return await CallContext(grpc_context).answer(call)
+        context = CallContext(grpc_context)
+        call = self._tokenize(request.SerializeToString(), context, grpc_context)
+        return await context.answer(call)
 
     async def GetServerInfo(  # noqa: N802
         self, request: Message, grpc_context: ProxyContext
@@ -86,7 +101,7 @@ class Replica:
         Raises:
             RuntimeError: the worker is lost, or the model's files have changed.
         """
-        if self._has_failed.is_set():
+        if self.has_failed.is_set():
             raise RuntimeError("the engine is lost")
         if self._serving.worker.has_changed_model:
             raise RuntimeError("the model's files have changed")
@@ -103,7 +118,11 @@ class Replica:
 
     async def _generate(self, data: bytes, context: CallContext, proxy: ProxyContext) -> None:
         caller = caller_of(self._identity(proxy), context)
-        await self._methods.generate(data, caller, context.write, context.begin)
+        await self._methods.generate(data, caller, context.write)
+
+    async def _tokenize(self, data: bytes, context: CallContext, proxy: ProxyContext) -> bytes:
+        caller = caller_of(self._identity(proxy), context)
+        return await self._methods.tokenize(data, caller)
 
     async def _identified(
         self,

@@ -6,8 +6,9 @@ request's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
@@ -20,6 +21,8 @@ from outrider.v1 import inference_pb2 as wire
 # Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
 MAX_ANSWER_BYTES = 4 << 20
 
+T = TypeVar("T")
+
 
 class RequestEncoder:
     """Tokenises what a request says; used on the event loop alone.
@@ -30,6 +33,7 @@ class RequestEncoder:
         chats: of the bundle's templates; None where it has none.
         model: that prompts are for.
         max_bytes: of a rendered conversation, in UTF-8.
+        tenant: whose texts these are.
     """
 
     def __init__(
@@ -39,12 +43,20 @@ class RequestEncoder:
         chats: ChatEncoder | None,
         model: ServedModel,
         max_bytes: int,
+        tenant: str = "",
     ) -> None:
         self._codec = codec
         self._texts = texts
         self._chats = chats
         self._model = model
         self._max_bytes = max_bytes
+        self._tenant = tenant
+
+    def of(self, tenant: str) -> RequestEncoder:
+        """Return the encoder of a tenant's texts."""
+        return RequestEncoder(
+            self._codec, self._texts, self._chats, self._model, self._max_bytes, tenant
+        )
 
     def decoder_prefix(self, fields: GenerateFields) -> tuple[int, ...] | None:
         """Return what every answer in the request's language begins with; None for a decoder-only model.
@@ -67,14 +79,13 @@ class RequestEncoder:
         if fields.tokens is not None:
             return fields.tokens
         if (chat := fields.chat) is not None:
-            return await self._texts.run_sized(
-                chat.size, lambda: self._encode_prompt(chat), is_prompt=True
-            )
+            return await self._run(chat.size, lambda: self._encode_prompt(chat), is_prompt=True)
         codec, text = self._codec, fields.text or ""
+        size = len(text.encode())
         if isinstance(codec, TextToTextCodec):
             encode, language = codec.encode_source, fields.source_language
-            return await self._texts.run(text, lambda: encode(text, language), is_prompt=True)
-        return await self._texts.run(text, lambda: codec.encode(text), is_prompt=True)
+            return await self._run(size, lambda: encode(text, language), is_prompt=True)
+        return await self._run(size, lambda: codec.encode(text), is_prompt=True)
 
     async def echo(self, fields: GenerateFields, prompt_tokens: tuple[int, ...]) -> str:
         """Return the prompt's text: as it was given, else that of its tokens.
@@ -85,7 +96,7 @@ class RequestEncoder:
         if fields.text is not None:
             return fields.text
         codec, skips_special = self._codec, fields.skip_special_tokens
-        return await self._texts.run_sized(
+        return await self._run(
             BYTES_PER_TOKEN * len(prompt_tokens),
             lambda: codec.decode(prompt_tokens, skip_special_tokens=skips_special),
         )
@@ -97,18 +108,19 @@ class RequestEncoder:
             return fields.answer_prefix_tokens
         if not isinstance(codec, TextToTextCodec) or not text:
             return ()
-        return await self._texts.run(text, lambda: codec.encode_prefix(text))
+        return await self._run(len(text.encode()), lambda: codec.encode_prefix(text))
 
     async def bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the token sequences of bad words."""
-        return await self._texts.run("".join(words), lambda: tokenize_bad_words(self._codec, words))
+        size = len("".join(words).encode())
+        return await self._run(size, lambda: tokenize_bad_words(self._codec, words))
 
     async def with_reference(self, fields: GenerateFields) -> GenerateFields:
         """Return the fields with their reference text tokenised."""
         text = fields.speculation.reference
         if not text:
             return fields
-        tokens = await self._texts.run(text, lambda: self._codec.encode(text, False))
+        tokens = await self._run(len(text.encode()), lambda: self._codec.encode(text, False))
         return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
 
     async def tokenize(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
@@ -117,7 +129,8 @@ class RequestEncoder:
         Raises:
             RequestError: clients would not take an answer of its length; or no such language, as for ``prompt``.
         """
-        return await self._texts.run(request.text, lambda: self._spelled(request, max_context))
+        size = len(request.text.encode())
+        return await self._run(size, lambda: self._spelled(request, max_context))
 
     async def tokenize_chat(self, chat: ChatParams, max_context: int) -> bytes:
         """Return the answer to Tokenize of a conversation.
@@ -125,10 +138,14 @@ class RequestEncoder:
         Raises:
             RequestError: clients would not take an answer of its length; or it cannot be rendered.
         """
-        return await self._texts.run_sized(
+        return await self._run(
             chat.size,
             lambda: _answer("chat", self._codec, self._encode_chat(chat), max_context),
         )
+
+    def _run(self, size: int, work: Callable[[], T], *, is_prompt: bool = False) -> Awaitable[T]:
+        """Return what work on one of the tenant's texts returns, in its turn."""
+        return self._texts.run_sized(size, work, tenant=self._tenant, is_prompt=is_prompt)
 
     def _spelled(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
         """Return the answer to Tokenize; callable from any thread."""

@@ -94,7 +94,7 @@ class Frontend:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
-        self.encoder = RequestEncoder(
+        self._encoder = RequestEncoder(
             serving.codec,
             self._texts,
             serving.chats,
@@ -108,6 +108,19 @@ class Frontend:
     def close_admission(self) -> None:
         """Answer new requests with DRAINING from now on; the other methods still work."""
         self._is_draining = True
+
+    def check_open(self) -> None:
+        """Refuse where no request is taken now.
+
+        Raises:
+            ServingError: says why.
+        """
+        if self._has_changed_model:
+            raise errors.ModelChanged
+        if self._is_draining:
+            raise errors.Draining
+        if self._has_failed:
+            raise errors.EngineRestart
 
     def end_overdue(self) -> None:
         """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
@@ -187,6 +200,15 @@ class Frontend:
             self._num_cut += self._is_draining and is_cut
             account.ended(code, reason)
 
+    def encoder_for(self, method: str, caller: Caller) -> RequestEncoder:
+        """Return who tokenises texts of a call that is no request; the call takes of its tenant's share.
+
+        Raises:
+            QuotaExceeded: the tenant has used up what it may.
+        """
+        self._ledger.begin_call(method, caller)
+        return self._encoder.of(caller.tenant)
+
     def abort(self, request_ids: Sequence[str], tenant: str) -> list[str]:
         """End a tenant's live requests by the caller's ids; return those that were live.
 
@@ -203,20 +225,12 @@ class Frontend:
         for spec in live.samples:
             self._serving.worker.cancel(spec.internal_id, error)
 
-    def _check_open(self) -> None:
-        if self._has_changed_model:
-            raise errors.ModelChanged
-        if self._is_draining:
-            raise errors.Draining
-        if self._has_failed:
-            raise errors.EngineRestart
-
     async def _admit(self, call: Call, account: Account) -> tuple[RequestSpec, str]:
         """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
         caller = call.caller()
         account.called_by(caller)
-        self._check_open()
+        self.check_open()
         fields = call.fields()
         check_fields(fields, serving.limits, serving.model)
         account.begin(fields)
@@ -226,7 +240,7 @@ class Frontend:
         deadline_s = serving.clock() + budget_s
         if fields.tokens is None:
             # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
-            num_ahead, num_tokens = self._texts.prompts
+            num_ahead, num_tokens = self._texts.prompts_of(caller.tenant)
             claim = Claim(
                 tenant=caller.tenant,
                 priority=fields.priority,
@@ -236,7 +250,7 @@ class Frontend:
             serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead, claim)
         if fields.grammar is not None:
             await self._grammars.prepare(fields.grammar)
-        encoder = self.encoder
+        encoder = self._encoder.of(caller.tenant)
         prefix = encoder.decoder_prefix(fields)
         fields = await encoder.with_reference(fields)
         internal_id = uuid.uuid4().hex
@@ -266,7 +280,7 @@ class Frontend:
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         # Since it was admitted, its texts were on their way.
-        self._check_open()
+        self.check_open()
         samples, has_events = spec.samples(), asyncio.Event()
         outboxes = [self._outbox(sample, has_events, lead) for sample in samples]
         self._serving.worker.submit_group(samples, [one.deliver for one in outboxes])

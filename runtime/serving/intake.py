@@ -13,6 +13,7 @@ from outrider.runtime.core.errors import NotReady
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import notify
 
 
 class _Opened(NamedTuple):
@@ -25,16 +26,21 @@ class Intake:
 
     Args:
         ledger: has an account of each request, and of what was refused before.
+
+    Attributes:
+        is_serving: what probes are told; ``supervision.Health`` says it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.is_serving = False
         self._stage = ""
         self._opened: _Opened | None = None
 
     def note(self, stage: str) -> None:
         """Say what the start is at; callable from any thread."""
         self._stage = stage
+        notify(status=stage)
 
     @property
     def stage(self) -> str:
@@ -51,6 +57,15 @@ class Intake:
     def is_open(self) -> bool:
         """Whether the model is open; it may be draining."""
         return self._opened is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are taken: the model is open, has an engine, and stays."""
+        if self._opened is None:
+            return False
+        worker = self._opened.serving.worker
+        is_served = worker.is_ready and not worker.has_changed_model
+        return is_served and not self._opened.frontend.is_draining
 
     @property
     def serving(self) -> Serving:

@@ -99,6 +99,18 @@ class Ledger:
         ended = Ended(outcome="refused", code=code_of(error).name, reason=error.reason)
         self.write(replace(caller, method=bounded(method)), ended)
 
+    def begin_call(self, method: str, caller: Caller) -> None:
+        """Count a call that is no request, and takes of its tenant's share as one does.
+
+        Raises:
+            QuotaExceeded: the tenant has used up what it may.
+        """
+        try:
+            self.quotas.begin(caller.tenant, caller.rules, self.clock())
+        except QuotaExceeded as error:
+            self.refused(method, caller, error)
+            raise
+
     def label(self, tenant: str) -> str | None:
         """Return what the metrics call a tenant; None where they have no tenants."""
         if self._is_listed is None:

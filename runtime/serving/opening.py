@@ -66,6 +66,8 @@ class ServeOptions:
         address: host and port, port 0 for a free one, or ``unix:PATH``.
         port_file: written with the bound port once the server is ready; None for nowhere.
         socket_path: of a Unix socket to listen on besides; None for none.
+        http_address: of OpenAI's protocol over HTTP, host and port; None for none.
+        http_port_file: written with the bound port of it once the server is ready; None for nowhere.
         watch: what is told to operators.
         doors: who is let in.
         audit_log: file that gets a line of each request; None for none.
@@ -78,12 +80,16 @@ class ServeOptions:
         leaves_gamma: whether it chooses the default gamma.
         trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
         applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
+        has_kserve: whether the server speaks the Open Inference Protocol too.
+        has_vllm_grpc: whether it speaks vLLM's gRPC too.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
     address: str = "127.0.0.1:50051"
     port_file: Path | None = None
     socket_path: Path | None = None
+    http_address: str | None = None
+    http_port_file: Path | None = None
     watch: WatchOptions = field(default_factory=WatchOptions)
     doors: DoorOptions = field(default_factory=DoorOptions)
     audit_log: Path | None = None
@@ -97,6 +103,8 @@ class ServeOptions:
     leaves_gamma: bool = False
     trusted_signers: tuple[bytes, ...] = ()
     applies_generation_defaults: bool = False
+    has_kserve: bool = False
+    has_vllm_grpc: bool = False
     stage: Stage = nullcontext
     config: ServerConfig = field(default_factory=ServerConfig)
     limits: RequestLimits = field(default_factory=RequestLimits)

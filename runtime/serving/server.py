@@ -27,21 +27,25 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.doors.addresses import UNIX
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.gate import Gate
 from outrider.runtime.serving.doors.scrape import MetricsListener
 from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.http.opening import open_listeners
 from outrider.runtime.serving.intake import Intake, Listener, Service
 from outrider.runtime.serving.isolated.worker import open_isolated
 from outrider.runtime.serving.ledger import Caller, Ledger
 from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
 from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, settle_loaded
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watch.exposition import Exposition
+from outrider.runtime.serving.watch.logs import bounded
 from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.runtime.serving.watch.process import EngineState, State
 from outrider.runtime.serving.watch.tracing import open_spans
@@ -111,7 +115,7 @@ class Server:
         self.intake = intake
         self._doors = doors or Doors()
         self._listeners = listeners
-        self._health = Health("", SERVICE)
+        self._health = Health(intake, "", SERVICE)
         options = (
             *SERVER_OPTIONS,
             ("grpc.max_allowed_incoming_connections", config.max_connections),
@@ -234,7 +238,7 @@ class Server:
     def _note_refusal(
         self, method: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        caller = Caller(peer=peer)
+        caller = Caller(peer=peer, dialect=bounded(method.strip("/").rpartition("/")[0]))
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
         self.intake.ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
@@ -268,17 +272,24 @@ async def serve(root: Path, options: ServeOptions) -> int:
     metrics = Metrics()
     doors, addresses, scraped = open_doors(root, options, metrics)
     audit = None if options.audit_log is None else AuditLog(options.audit_log)
-    spans = open_spans(options.watch.otlp_endpoint, options.name_of(root))
     ledger = Ledger(
         metrics,
         time.monotonic,
         audit=audit,
         is_listed=doors.is_listed,
         has_access_lines=options.watch.logs.has_access_lines,
-        spans=spans,
+        spans=(spans := open_spans(options.watch.otlp_endpoint, options.name_of(root))),
     )
     intake = Intake(ledger)
-    server = Server(intake, options.config, options.limits, doors=doors)
+    listeners = open_listeners(intake, doors, options)
+    server = Server(
+        intake,
+        options.config,
+        options.limits,
+        doors=doors,
+        services=services_of(options, intake),
+        listeners=listeners,
+    )
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -295,13 +306,17 @@ async def serve(root: Path, options: ServeOptions) -> int:
     except BaseException:
         await server.abandon()
         raise
-    _tell_port(port, addresses[0], options.port_file)
+    line = _tell_port(port, addresses[0], options.port_file)
+    for listener in listeners:
+        _tell_port(listener.port, "HTTP", options.http_port_file, "HTTP ")
+    notify(READY, status=line)
     failing = asyncio.create_task(server.has_failed.wait())
     await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
         await server.abandon()
         _exit(GUARD_EXIT_CODE)
     failing.cancel()
+    notify(STOPPING, status="draining")
     _guard(options.config)
     num_cut = await server.drain()
     if scraped is not None:
@@ -335,15 +350,16 @@ def _noted(stage: Stage, intake: Intake) -> Stage:
     return noted
 
 
-def _tell_port(port: int, address: str, file: Path | None) -> None:
-    """Say that requests are taken, and where."""
+def _tell_port(port: int, address: str, file: Path | None, what: str = "") -> str:
+    """Say that requests are taken, and where; return what was said."""
     if file is not None:
         unfinished = file.with_name(file.name + ".new")
         unfinished.write_text(f"{port}\n", encoding="utf-8")
         unfinished.replace(file)
-    where = f"port {port}" if port else address
-    print(f"serving on {where}", flush=True)
-    log.info("serving on %s", where)
+    line = f"serving {what}on port {port}" if port else f"serving on {address}"
+    print(line, flush=True)
+    log.info("%s", line)
+    return line
 
 
 def _exit(code: int) -> NoReturn:

@@ -66,13 +66,9 @@ _RETRYABLE = (
 
 
 def code_of(error: errors.ServingError) -> grpc.StatusCode:
-    """Return the status code of an error; a class without a row is a bug and gets INTERNAL."""
-    return STATUS.get(type(error), grpc.StatusCode.INTERNAL)
-
-
-def is_retryable(error: errors.ServingError) -> bool:
-    """Return whether the same request may be answered elsewhere or later."""
-    return isinstance(error, _RETRYABLE)
+    """Return the status code of an error's class, or of the nearest above it; where none has a row, INTERNAL: a bug."""
+    codes = (STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    return next(codes, grpc.StatusCode.INTERNAL)
 
 
 def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, tuple[Any, ...]]:
@@ -95,7 +91,7 @@ def trailing_status(error: errors.ServingError) -> tuple[grpc.StatusCode, str, t
 
 def retry_after_s(error: errors.ServingError) -> float | None:
     """Return the seconds after which another try is reasonable, here or elsewhere; None where none is promised."""
-    if not is_retryable(error):
+    if not isinstance(error, _RETRYABLE):
         return None
     if isinstance(error, (errors.Overloaded, errors.QuotaExceeded)):
         return error.retry_after_s

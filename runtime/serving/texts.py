@@ -5,8 +5,9 @@ many such texts, the engines. So short texts are tokenised at once and long ones
 own. A text's turn comes when as many bytes have been tokenised since it came as it has itself. So a short text passes
 the long ones, and those are passed by no more than their own size.
 
-Long prompts count against the queue that their requests have yet to reach (``prompts``). All texts, those of calls that
-reach no queue too, have bounds of the same size here.
+Long prompts count against the queue that their requests have yet to reach (``prompts_of``). All texts, those of calls
+that reach no queue too, have bounds of the same size here. As much again is kept for tenants that have no text here: no
+tenant's texts keep another's out.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,7 +43,9 @@ class _Job:
 
     turn_at: int
     number: int
+    tenant: str = field(compare=False)
     size: int = field(compare=False)
+    is_prompt: bool = field(compare=False)
     work: Callable[[], Any] = field(compare=False)
     answer: asyncio.Future[Any] = field(compare=False)
 
@@ -63,21 +67,27 @@ class TextLane:
         self._waiting: list[_Job] = []  # a heap
         self._numbers = itertools.count()
         self._is_busy = False
-        self._num_texts = 0
+        self._jobs: dict[int, _Job] = {}  # all that are here, by number
         self._num_bytes = 0
-        self._prompt_bytes: dict[int, int] = {}  # by number of the job
+        self._num_texts_of: Counter[str] = Counter()  # by tenant
         self._num_done_bytes = 0
 
-    @property
-    def prompts(self) -> tuple[int, int]:
-        """Long prompts that are here, and their tokens as estimated by their size."""
-        return len(self._prompt_bytes), sum(self._prompt_bytes.values()) // BYTES_PER_TOKEN
+    def prompts_of(self, tenant: str) -> tuple[int, int]:
+        """Return the number of a tenant's long prompts that are here, and their tokens as estimated by their size."""
+        if tenant not in self._num_texts_of:
+            return 0, 0
+        sizes = [job.size for job in self._jobs.values() if job.is_prompt and job.tenant == tenant]
+        return len(sizes), sum(sizes) // BYTES_PER_TOKEN
 
-    def run(self, text: str, work: Callable[[], T], *, is_prompt: bool = False) -> Awaitable[T]:
+    def run(
+        self, text: str, work: Callable[[], T], *, tenant: str = "", is_prompt: bool = False
+    ) -> Awaitable[T]:
         """Return what ``work`` on a text returns, as ``run_sized`` does."""
-        return self.run_sized(len(text.encode()), work, is_prompt=is_prompt)
+        return self.run_sized(len(text.encode()), work, tenant=tenant, is_prompt=is_prompt)
 
-    async def run_sized(self, size: int, work: Callable[[], T], *, is_prompt: bool = False) -> T:
+    async def run_sized(
+        self, size: int, work: Callable[[], T], *, tenant: str = "", is_prompt: bool = False
+    ) -> T:
         """Return what ``work`` returns, in its turn.
 
         A caller that is cancelled leaves its place. Work that has begun goes on; nothing else begins before its end.
@@ -85,6 +95,7 @@ class TextLane:
         Args:
             size: bytes of a text on which the work takes about the time of tokenising it.
             work: takes no arguments; runs on the event loop where it is short.
+            tenant: whose text it is.
             is_prompt: whether the text is a prompt.
 
         Raises:
@@ -92,28 +103,34 @@ class TextLane:
         """
         if size < INLINE_TEXT:
             return work()
-        # Whatever the bounds, one text is always taken.
-        if self._num_texts and (
-            self._num_texts > self._max_queued or self._num_bytes + size > self._max_bytes
-        ):
-            raise Overloaded(self._retry_after_s)
+        self._check_room(tenant, size)
         answer = asyncio.get_running_loop().create_future()
-        job = _Job(self._num_done_bytes + size, next(self._numbers), size, work, answer)
+        turn_at, number = self._num_done_bytes + size, next(self._numbers)
+        job = _Job(turn_at, number, tenant, size, is_prompt, work, answer)
         heapq.heappush(self._waiting, job)
-        self._num_texts += 1
+        self._jobs[number] = job
         self._num_bytes += size
-        if is_prompt:
-            self._prompt_bytes[job.number] = size
+        self._num_texts_of[tenant] += 1
         self._start_next()
         try:
             return cast("T", await answer)
         finally:
-            self._num_texts -= 1
+            del self._jobs[number]
             self._num_bytes -= size
-            self._prompt_bytes.pop(job.number, None)
+            self._num_texts_of[tenant] -= 1
+            if not self._num_texts_of[tenant]:
+                del self._num_texts_of[tenant]
             if job in self._waiting:  # cancelled
                 self._waiting.remove(job)
                 heapq.heapify(self._waiting)
+
+    def _check_room(self, tenant: str, size: int) -> None:
+        share = 1 if tenant in self._num_texts_of else 2
+        num_texts, num_bytes = len(self._jobs), self._num_bytes + size
+        is_full = num_texts > share * self._max_queued or num_bytes > share * self._max_bytes
+        # Whatever the bounds, one text is always taken.
+        if num_texts and is_full:
+            raise Overloaded(self._retry_after_s)
 
     def _start_next(self) -> None:
         if self._is_busy or not self._waiting:

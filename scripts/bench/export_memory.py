@@ -1,4 +1,4 @@
-"""Memory, time and disk of exports, over two sizes of random Llamas with 16-bit weights.
+"""Memory, time and disk of exports, over two sizes of random models with 16-bit weights.
 
 Every export runs in a process of its own, whose memory is read from ``/proc`` every few milliseconds:
 
@@ -23,8 +23,7 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from scripts.bench.tools.results import Row, Scalar
 from scripts.bench.tools.tables import markdown, show
@@ -39,11 +38,19 @@ from outrider.export.pipeline import export_bundle
 export_bundle(target=Path(sys.argv[1]), draft=None, out=Path(sys.argv[2]), weights=sys.argv[3],
               max_context=1024, progress=lambda stage: print(stage, flush=True))
 """
-# Hidden size, layers, size of the MLP, heads and key-value heads; the second is a Llama 3.2 1B without its vocabulary.
+# Hidden size, layers, size of the MLP, heads and key-value heads; the last is a Llama 3.2 1B without its vocabulary.
 SIZES = {
     "tiny": (128, 2, 256, 4, 2),
+    "0.06B": (512, 16, 2048, 8, 4),
     "0.25B": (1024, 16, 4096, 16, 8),
     "1B": (2048, 16, 8192, 32, 8),
+}
+# Experts share the MLP's size among them, so that all kinds have as many weights.
+NUM_EXPERTS = 8
+KINDS: dict[str, dict[str, int]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 256},
+    "mixtral": {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": 2},
 }
 
 
@@ -60,37 +67,36 @@ class Usage:
     processor_s: float
 
 
-def write_checkpoint(folder: Path, size: str, dtype: str, source: Path) -> None:
-    """Write a random Llama of a size with the tokenizer and vocabulary of the checkpoint ``source``."""
+def write_checkpoint(folder: Path, kind: str, size: str, dtype: str, source: Path) -> None:
+    """Write a random model of a kind and size with the tokenizer and vocabulary of the checkpoint ``source``."""
     if (folder / "model.safetensors").exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     hidden, layers, intermediate, heads, kv_heads = SIZES[size]
-    vocab_size = json.loads((source / "config.json").read_text())["vocab_size"]
-    config = LlamaConfig(
-        vocab_size=vocab_size,
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=json.loads((source / "config.json").read_text())["vocab_size"],
         hidden_size=hidden,
         num_hidden_layers=layers,
-        intermediate_size=intermediate,
+        intermediate_size=intermediate // (NUM_EXPERTS if kind == "mixtral" else 1),
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         max_position_embeddings=2048,
         bos_token_id=0,
         eos_token_id=1,
         dtype=dtype,
+        **KINDS[kind],
     )
-    config.save_pretrained(folder)
-    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
     with torch.device("meta"):
-        shapes = {
-            name: tensor.shape for name, tensor in LlamaForCausalLM(config).state_dict().items()
-        }
+        model = AutoModelForCausalLM.from_config(config)
+    model = model.to(getattr(torch, dtype)).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
-    weights = {}
-    for name, shape in shapes.items():
-        tensor = torch.empty(shape).normal_(std=_DEVIATION, generator=generator)
-        weights[name] = (tensor + 1 if len(shape) == 1 else tensor).to(getattr(torch, dtype))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(mean=float(weight.ndim == 1), std=_DEVIATION, generator=generator)
+    # By its names on disk, where every expert has its own.
+    model.save_pretrained(folder, max_shard_size="100GB")
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
 
 
 def measure(checkpoint: Path, out: Path, weights: str) -> Usage:
@@ -167,19 +173,20 @@ def main(
     size: Annotated[list[str], typer.Option(help=f"of {', '.join(SIZES)}")] = ["0.25B", "1B"],  # noqa: B006
     weights: Annotated[list[str], typer.Option()] = ["float16", "int8", "int4"],  # noqa: B006
     dtype: Annotated[str, typer.Option(help="of the checkpoint")] = "float16",
+    kind: Annotated[str, typer.Option(help=f"of {', '.join(KINDS)}")] = "llama",
     source: Path = Path("demo/target"),
 ) -> None:
     """Export every size with every kind of weights; print what each took, as a table and in Markdown."""
     rows, lines = [], []
-    for kind in weights:
+    for stored in weights:
         found: list[Usage] = []
         for one in size:
-            checkpoint = work / f"{one}-{dtype}"
-            write_checkpoint(checkpoint, one, dtype, source)
-            usage = measure(checkpoint, work / "out" / "bundle", kind)
+            checkpoint = work / f"{kind}-{one}-{dtype}"
+            write_checkpoint(checkpoint, kind, one, dtype, source)
+            usage = measure(checkpoint, work / "out" / "bundle", stored)
             shutil.rmtree(work / "out")
             found.append(usage)
-            print(one, kind, json.dumps(asdict(usage)), flush=True)
+            print(kind, one, stored, json.dumps(asdict(usage)), flush=True)
             figures: dict[str, Scalar] = {
                 f"{name}_MiB": value // _MIB if isinstance(value, int) else None
                 for name, value in asdict(usage).items()
@@ -189,9 +196,14 @@ def main(
                 "seconds": round(usage.seconds, 1),
                 "processor_s": round(usage.processor_s, 1),
             }
-            rows.append(Row(case={"size": one, "weights": kind}, figures=figures))
+            rows.append(Row(case={"kind": kind, "size": one, "weights": stored}, figures=figures))
         if len(found) > 1:
-            lines.append(Row(case={"weights": kind}, figures=dict(slopes(found[0], found[-1]))))
+            lines.append(
+                Row(
+                    case={"kind": kind, "weights": stored},
+                    figures=dict(slopes(found[0], found[-1])),
+                )
+            )
     for table in filter(None, (rows, lines)):
         show(table)
         print(markdown(table))

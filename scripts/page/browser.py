@@ -46,7 +46,7 @@ def streams(requests: list[Request]) -> list[dict[str, str]]:
     found = []
     for request in requests:
         response = request.response()
-        if request.url.endswith("/v1/completions") and response is not None:
+        if response is not None and request.failure is None:
             found.append({"request": request.post_data or "", "answer": response.text()})
     return found
 
@@ -55,8 +55,7 @@ def main() -> None:
     task = json.loads(sys.argv[1])
     console: list[str] = []
     errors: list[str] = []
-    finished: list[Request] = []
-    outside: list[str] = []
+    requests: list[Request] = []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=task["chromium"], args=["--no-sandbox"]
@@ -64,13 +63,19 @@ def main() -> None:
         page = browser.new_page(**task.get("context", {}))
         page.on("console", lambda message: console.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("requestfinished", lambda request: finished.append(request))
-        page.on("request", lambda one: one.url.startswith(task["url"]) or outside.append(one.url))
+        page.on("request", lambda request: requests.append(request))
         page.goto(task["url"])
         for verb, arguments, options in task["steps"]:
             attrgetter(verb)(page)(*arguments, **options)
-        seen = observe(page) | {"console": console, "errors": errors, "outside": outside}
-        print(json.dumps(seen | {"streams": streams(finished)}))
+        completions = [one for one in requests if one.url.endswith("/v1/completions")]
+        seen = {
+            **observe(page),
+            "console": console,
+            "errors": errors,
+            "addresses": [one.url for one in requests],
+            "streams": streams(completions),
+        }
+        print(json.dumps(seen))
         browser.close()
 
 

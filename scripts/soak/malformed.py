@@ -11,7 +11,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +27,7 @@ from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.options import check_abort_ids, check_text
 from outrider.runtime.core.validate import (
     Admission,
+    GenerateFields,
     RequestLimits,
     ServedModel,
     build_spec,
@@ -97,14 +98,27 @@ SEEDS: tuple[tuple[str, Message], ...] = (
 )  # fmt: skip
 
 
-def malformed(count: int, rng: random.Random) -> Iterator[tuple[str, bytes]]:
-    """Yield methods and damaged messages; equal generators yield equal ones."""
-    whole = [message.SerializeToString() for _, message in SEEDS]
+def malformed(
+    count: int,
+    rng: random.Random,
+    seeds: Sequence[tuple[str, Message]] = SEEDS,
+    with_extremes: Callable[[Message, random.Random], bytes] | None = None,
+) -> Iterator[tuple[str, bytes]]:
+    """Yield methods and damaged messages; equal generators yield equal ones.
+
+    Args:
+        count: of messages.
+        rng: for all choices.
+        seeds: methods and messages to damage.
+        with_extremes: returns a message with extreme values; None for one that sets any field.
+    """
+    with_extremes = with_extremes or _with_extremes
+    whole = [message.SerializeToString() for _, message in seeds]
     for _ in range(count):
-        number = rng.randrange(len(SEEDS))
-        method, message = SEEDS[number]
+        number = rng.randrange(len(seeds))
+        method, message = seeds[number]
         is_extreme = rng.random() < 0.5
-        data = bytearray(_with_extremes(message, rng) if is_extreme else whole[number])
+        data = bytearray(with_extremes(message, rng) if is_extreme else whole[number])
         for _ in range(rng.choice((0, 0, 0, 1)) if is_extreme else rng.randint(1, 3)):
             _damage(data, rng.choice(whole), rng)
         yield method, bytes(data)
@@ -129,20 +143,19 @@ def _with_extremes(message: Message, rng: random.Random) -> bytes:
 
 
 def _set_extreme(message: Message, field: FieldDescriptor, rng: random.Random) -> None:
-    if field.message_type is not None:  # a map, from ids to biases
-        getattr(message, field.name)[rng.choice(NUMBERS)] = rng.choice(EXTREMES[float])
-        return
     kind = {FieldDescriptor.CPPTYPE_STRING: str, FieldDescriptor.CPPTYPE_BOOL: bool}.get(
         field.cpp_type, float if field.cpp_type in FLOATS else int
     )
     values = EXTREMES[kind]
     try:
-        if field.is_repeated:
+        if field.message_type is not None:  # a map, from ids to biases
+            getattr(message, field.name)[rng.choice(NUMBERS)] = rng.choice(EXTREMES[float])
+        elif field.is_repeated:
             many = (rng.choice(values) for _ in range(rng.choice((1, 2, 40, 400))))
             getattr(message, field.name).extend(many)
         else:
             setattr(message, field.name, rng.choice(values))
-    except ValueError:  # out of the field's own range
+    except (ValueError, TypeError):  # out of the field's own range; bytes, and maps of others
         message.ClearField(field.name)
 
 
@@ -163,6 +176,18 @@ def _damage(data: bytearray, other: bytes, rng: random.Random) -> None:
             data[at:at] = bytes((rng.choice((0x7F, 0x80, 0xFF)),)) * rng.randint(1, 11)
 
 
+def check_request(fields: GenerateFields, model: ServedModel) -> None:
+    """Refuse, as the intake does, what cannot be answered; raises ``ServingError``."""
+    check_fields(fields, LIMITS, model)
+    prompt = fields.tokens or (1, 2)
+    admission = Admission(
+        internal_id="i", request_id="r", prompt_tokens=(0, 7) if model.max_source else prompt,
+        source_tokens=prompt if model.max_source else (), answer_prefix=fields.answer_prefix_tokens or (),
+        bad_words=((5,),), seed=fields.seed or 0, deadline_s=None,
+    )  # fmt: skip
+    build_spec(fields, admission, LIMITS, model)
+
+
 def judge(method: str, data: bytes, model: ServedModel, defaults: RequestDefaults) -> str:
     """Return the reason for which a message is refused, "OK" where it is not; anything else that is raised is a bug."""
     try:
@@ -179,15 +204,7 @@ def judge(method: str, data: bytes, model: ServedModel, defaults: RequestDefault
         else:
             request = parse(wire.GenerateRequest, data)
             check_counts(request, LIMITS, model)
-            fields = fields_of(request, defaults)
-            check_fields(fields, LIMITS, model)
-            prompt = fields.tokens or (1, 2)
-            admission = Admission(
-                internal_id="i", request_id="r", prompt_tokens=(0, 7) if model.max_source else prompt,
-                source_tokens=prompt if model.max_source else (), answer_prefix=fields.answer_prefix_tokens or (),
-                bad_words=((5,),), seed=fields.seed or 0, deadline_s=None,
-            )  # fmt: skip
-            build_spec(fields, admission, LIMITS, model)
+            check_request(fields_of(request, defaults), model)
     except ServingError as error:
         return error.reason
     return "OK"

@@ -43,6 +43,15 @@ def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
     raise SystemExit(f"the server ended with code {server.returncode}")
 
 
+def start_server(bundle: Path, port_file: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start a process that serves a bundle and writes its port; of options given twice, the later counts."""
+    command = outrider(
+        "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
+        *options,
+    )  # fmt: skip
+    return subprocess.Popen(command, cwd=ROOT)
+
+
 @contextmanager
 def running_server(bundle: Path, *options: str) -> Iterator[ServerProcess]:
     """Serve a bundle on a free port while the block runs, then drain it with SIGTERM.
@@ -56,11 +65,7 @@ def running_server(bundle: Path, *options: str) -> Iterator[ServerProcess]:
     """
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
-        command = outrider(
-            "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
-            *options,
-        )  # fmt: skip
-        process = subprocess.Popen(command, cwd=ROOT)
+        process = start_server(bundle, port_file, *options)
         try:
             yield ServerProcess(process.pid, f"localhost:{wait_for_port(process, port_file)}")
         finally:

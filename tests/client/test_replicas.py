@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
-from outrider import Client
+import grpc
+from outrider import Client, ServerFailed, Unavailable
+from outrider.errors import decode_error
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.doors.options import DoorOptions
 
+from scripts.bench.doors.certificates import Authority
+from scripts.soak.fleet.ports import free_ports
 from tests.runtime.conftest import Running, Start
 
 PATIENCE_S = 60.0
@@ -64,3 +73,76 @@ async def test_a_full_queue_of_a_replica_that_goes_is_served_by_the_others(
         await going.server.drain()
         assert await asyncio.gather(*answers) == [1] * (2 * MANY)
         await holder.aclose()
+
+
+async def test_no_call_fails_while_three_replicas_are_restarted_one_by_one(start: Start) -> None:
+    config = ServerConfig(lb_delay_s=0.1, drain_timeout_s=PATIENCE_S)
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+    is_over, finishes = asyncio.Event(), list[int]()
+
+    async def serve(address: str) -> Running:
+        served = start(config=config, max_batch=2, addresses=[address])
+        return await everything.enter_async_context(served)
+
+    async def ask(client: Client) -> None:
+        while not is_over.is_set() or len(finishes) < 100:
+            stream = client.generate("a", max_tokens=200, temperature=0.0)
+            finishes.append(sum([one.HasField("finish") async for one in stream]))
+
+    async with AsyncExitStack() as everything, asyncio.timeout(PATIENCE_S):
+        replicas = [await serve(address) for address in addresses]
+        client = await everything.enter_async_context(Client("ipv4:" + ",".join(addresses)))
+        await client.wait_ready()
+        callers = [asyncio.ensure_future(ask(client)) for _ in range(12)]
+        for replica, address in zip(replicas, addresses, strict=True):
+            assert await replica.server.drain() == 0
+            await serve(address)
+        is_over.set()
+        await asyncio.gather(*callers)
+    assert set(finishes) == {1}
+
+
+async def test_a_list_of_addresses_over_tls_is_called_by_the_certificates_name(
+    start: Start, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.issue("replicas")
+
+    def doors() -> Doors:
+        return Doors(DoorOptions(tls_certificate=pair.certificate, tls_key=pair.key))
+
+    trusting = grpc.ssl_channel_credentials(authority.ca.read_bytes())
+    named = (("grpc.default_authority", "localhost"),)
+    async with (
+        start(doors=doors(), credentials=trusting) as one,
+        start(doors=doors(), credentials=trusting) as other,
+        Client(target_of(one, other), tls_ca=authority.ca, options=named) as client,
+    ):
+        assert (await client.info(timeout_s=PATIENCE_S)).model == "letters"
+
+
+class Ended(grpc.RpcError):  # type: ignore[misc]
+    """A call that a proxy ended."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+def test_a_lost_replica_behind_rays_proxy_is_unavailable_in_whoevers_words() -> None:
+    own = Ended(grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST: the replica is gone; try again")
+    rays = "The actor died.\n\tname: SERVE_REPLICA::outrider#Outrider#x\n\tip: 192.0.2.2"
+    for ended in (own, Ended(grpc.StatusCode.INTERNAL, rays)):
+        error = decode_error(ended)
+        assert isinstance(error, Unavailable) and error.code == grpc.StatusCode.UNAVAILABLE
+        assert error.reason == "REPLICA_LOST" and "192.0.2.2" not in str(error)
+    assert type(decode_error(Ended(grpc.StatusCode.INTERNAL, "a bug"))) is ServerFailed
+    assert decode_error(Ended(grpc.StatusCode.UNAVAILABLE, "Stream removed")).reason == ""

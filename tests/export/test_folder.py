@@ -1,8 +1,9 @@
 """A broken folder is refused in one line that names the file, before a weight is read."""
 
 import json
+import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -81,19 +82,38 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "nowhere", max_context=64)
 
 
-def test_weights_that_no_file_has_are_never_made_up(whole: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    """What Transformers logs meanwhile, which its own handler would print."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
+def test_weights_that_no_file_has_are_never_made_up(
+    whole: Path, tmp_path: Path, told: list[str]
+) -> None:
     folder = rewritten(whole, tmp_path, lambda weights: weights.pop("model.norm.weight"))
     with pytest.raises(BundleError, match="1 weights are in none of the files"):
         open_checkpoint(folder, max_context=64).load()
+    # A table of Transformers beside it would be many lines.
+    assert not told
 
 
-def test_weights_of_another_shape_are_refused_by_name(whole: Path, tmp_path: Path) -> None:
+def test_weights_of_another_shape_are_refused_by_name(
+    whole: Path, tmp_path: Path, told: list[str]
+) -> None:
     def shorten(weights: dict[str, torch.Tensor]) -> None:
         weights["model.norm.weight"] = torch.ones(7)
 
     folder = rewritten(whole, tmp_path, shorten)
     with pytest.raises(BundleError, match=r"model.norm.weight is stored as \[7\].* it is \[64\]"):
         open_checkpoint(folder, max_context=64).load()
+    assert not told
 
 
 def rewritten(

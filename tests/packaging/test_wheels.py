@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,12 +12,20 @@ import sysconfig
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from zipfile import ZipFile
 
 import pytest
+import typer
+from outrider.engines.bundle.bundle import load_bundle
+from outrider.runtime.cli.main import app
+
+from tests.environments import Environments
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("engines", "runtime", "export", "proto", "pyproject.toml", "README.md")
+SOURCES = ("engines", "runtime", "export", "proto", "packaging", "pyproject.toml", "README.md")
+OPTIMUM = "optimum/commands/register/register_outrider.py"
+"""Where Optimum looks for further exports, outside of our own namespace."""
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 pytestmark = pytest.mark.skipif(
@@ -81,12 +90,12 @@ def test_the_server_ships_no_file_of_the_client(wheels: Path):
     client, server = shipped(wheels, "outrider"), shipped(wheels, "outrider_server")
     assert {"outrider/__init__.py", "outrider/client.py", "outrider/v1/inference_pb2.py"} <= client
     assert not client & server
-    assert all(name.startswith("outrider/") for name in client | server)
+    assert all(name.startswith("outrider/") for name in client | server - {OPTIMUM})
 
 
 def test_every_file_of_the_tree_is_shipped(wheels: Path):
     folders = [(f"outrider/{name}", ROOT / name) for name in ("engines", "runtime", "export")]
-    assert shipped(wheels, "outrider_server") == tree(*folders)
+    assert shipped(wheels, "outrider_server") == tree(*folders) | {OPTIMUM}
     assert shipped(wheels, "outrider") == tree(("outrider", ROOT / "proto" / "outrider"))
 
 
@@ -160,3 +169,54 @@ def test_either_distribution_can_go_and_come_back(environment: Environment):
     environment.install("outrider")
     assert environment.command("--version").stdout == f"outrider {VERSION}\n"
     assert "Serve a bundle" in environment.command("serve", "--help").stdout
+
+
+def optimum_cli(environment: Environment, *arguments: str) -> subprocess.CompletedProcess[str]:
+    program = "from optimum.commands.optimum_cli import main; main()"
+    return run(environment.python, "-c", program, *arguments, cwd=environment.folder)
+
+
+def test_optimum_knows_the_export_and_its_options(environment: Environment):
+    environment.install("outrider-server")
+    shown = optimum_cli(environment, "export", "outrider", "--help")
+    assert shown.returncode == 0, shown.stderr
+    given = set(re.findall(r"--[a-z-]+", shown.stdout)) - {"--help", "--model", "--assistant-model"}
+    command: Any = typer.main.get_command(app).commands["export"]
+    options = {option for one in command.params for option in one.opts} - {"--help"}
+    assert given == options - {"--target", "--draft", "--out"}
+
+
+@pytest.mark.long
+def test_optimum_exports_a_pair(
+    environment: Environment, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+):
+    environment.install("outrider-server")
+    target, draft = map(str, tiny_checkpoints)
+    out = tmp_path / "pair"
+    options = ("--max-context", "64", "--max-gamma", "2", str(out))
+    models = ("--model", target, "--assistant-model", draft)
+    done = optimum_cli(environment, "export", "outrider", *models, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifest = load_bundle(out).manifest
+    assert (manifest.max_context, manifest.max_gamma) == (64, 2)
+    assert manifest.draft is not None
+    again = optimum_cli(environment, "export", "outrider", *models, *options)
+    assert again.returncode == 2
+    assert again.stderr.splitlines()[-1].startswith("outrider: ")
+
+
+@pytest.mark.long
+def test_uvx_runs_the_server_by_the_name_of_its_distribution(
+    environments: Environments, wheels: Path, tmp_path: Path
+):
+    uvx = environments.python("uv==0.13.9").parent / "uvx"
+    variables = {name: os.environ[name] for name in os.environ if name.startswith(("UV_", "PIP_"))}
+    done = subprocess.run(
+        [uvx, "--find-links", wheels, "--no-progress", "outrider-server", "--help"],
+        cwd=tmp_path,
+        env={"PATH": os.defpath, "HOME": str(tmp_path), "UV_SYSTEM_CERTS": "1", **variables},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exact speculative decoding" in done.stdout

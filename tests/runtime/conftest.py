@@ -25,13 +25,14 @@ from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
+from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
 from outrider.runtime.serving.watch.tracing import Spans
 from outrider.v1 import inference_pb2 as wire
 
-from tests.runtime.served import begin, server_of
+from tests.runtime.served import MakeListeners, begin, server_of
 from tests.runtime.watched import watched as watched
 
 ALPHABET = string.ascii_lowercase + " é"
@@ -125,7 +126,9 @@ async def running(
     has_access_lines: bool = False,
     spans: Spans | None = None,
     addresses: Sequence[str] = (),
+    serve_options: ServeOptions | None = None,
     credentials: grpc.ChannelCredentials | None = None,
+    listeners: MakeListeners = lambda intake, doors: (),
 ) -> AsyncIterator[Running]:
     engine_limits = EngineLimits(
         max_batch=max_batch,
@@ -183,7 +186,13 @@ async def running(
         generation_defaults=generation_defaults or {},
     )
     server = server_of(
-        serving, doors=doors, audit=audit, has_access_lines=has_access_lines, spans=spans
+        serving,
+        doors=doors,
+        options=serve_options,
+        listeners=listeners,
+        audit=audit,
+        has_access_lines=has_access_lines,
+        spans=spans,
     )
     port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"

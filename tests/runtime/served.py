@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
+from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.intake import Intake, Listener
 from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.supervision.supervisor import Supervisor
 from outrider.runtime.serving.watch.metrics import Metrics
 
+MakeListeners: TypeAlias = Callable[[Intake, Doors], Sequence[Listener]]
 
-def server_of(serving: Serving, *, doors: Doors | None = None, **told: Any) -> Server:
-    """Return a server; ``told`` are further arguments of its ledger."""
+
+def server_of(
+    serving: Serving,
+    *,
+    doors: Doors | None = None,
+    options: ServeOptions | None = None,
+    listeners: MakeListeners = lambda intake, doors: (),
+    **told: Any,
+) -> Server:
+    """Return a server of the dialects that ``options`` ask for; ``told`` are further arguments of its ledger."""
     doors = doors or Doors()
-    ledger = Ledger(Metrics(), serving.clock, is_listed=doors.is_listed, **told)
-    return Server(Intake(ledger), serving.config, serving.limits, doors=doors)
+    intake = Intake(Ledger(Metrics(), serving.clock, is_listed=doors.is_listed, **told))
+    return Server(
+        intake,
+        serving.config,
+        serving.limits,
+        doors=doors,
+        services=services_of(options or ServeOptions(), intake),
+        listeners=listeners(intake, doors),
+    )
 
 
 async def begin(server: Server, serving: Serving, *addresses: str) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.cli.serve import addresses as places
-from outrider.runtime.cli.serve import doors, engines, limits, settings, watch
+from outrider.runtime.cli.serve import dialects, doors, engines, limits, settings, watch
 from outrider.runtime.cli.serve import drafting as drafts
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES
 from outrider.runtime.core.errors import ConfigError
@@ -41,7 +41,12 @@ def what_to_serve(
     port: places.Port = None,
     uds: places.Uds = None,
     port_file: places.PortFile = None,
+    http_port: places.HttpPort = None,
+    http_address: places.HttpAddress = None,
+    http_port_file: places.HttpPortFile = None,
     insecure: places.Insecure = False,
+    kserve: dialects.Kserve = False,
+    vllm_grpc: dialects.VllmGrpc = False,
     trusted_signers: doors.TrustedSigners = None,
     tls_certificate: doors.TlsCertificate = None,
     tls_key: doors.TlsKey = None,
@@ -133,8 +138,10 @@ def what_to_serve(
         address=addresses[0],
         socket_path=uds if len(addresses) > 1 else None,
         port_file=port_file,
+        http_address=places.one_address("http", http_port, http_address),
+        http_port_file=http_port_file,
         watch=WatchOptions(
-            metrics_address=watch.metrics_place(metrics_port, metrics_address),
+            metrics_address=places.one_address("metrics", metrics_port, metrics_address),
             has_vllm_names=vllm_metric_names,
             logs=logs,
             otlp_endpoint=otlp_endpoint,
@@ -162,6 +169,8 @@ def what_to_serve(
         leaves_gamma=gamma is None,
         trusted_signers=() if trusted_signers is None else read_signers(trusted_signers),
         applies_generation_defaults=generation_defaults,
+        has_kserve=kserve,
+        has_vllm_grpc=vllm_grpc,
         stage=stage if logs.is_for_people else logged_stage,
         config=server_config,
         limits=of_requests,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from outrider.runtime.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from outrider.runtime.serving.watch.logs import LogOptions
@@ -49,14 +48,3 @@ def log_options(log_format: str, log_level: str, access_log: bool) -> LogOptions
     from outrider.runtime.serving.watch.logs import LogOptions
 
     return LogOptions(format=log_format, level=log_level, has_access_lines=access_log)
-
-
-def metrics_place(port: int | None, address: str | None) -> str | None:
-    """Return where metrics are to be had; None for nowhere.
-
-    Raises:
-        ConfigError: two places are named.
-    """
-    if port is not None and address is not None:
-        raise ConfigError("metrics_port", "must be left out where metrics_address is given")
-    return address if port is None else f"127.0.0.1:{port}"

@@ -7,7 +7,7 @@ here, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.runtime.core.errors import PermissionDenied, Unauthenticated
 from outrider.runtime.core.tenant import SCOPES, TENANT_KEY, Identity
@@ -31,7 +31,7 @@ class Presented:
         certificate_names: subject alternative names of his certificate, which a trusted authority has signed.
     """
 
-    authorization: str = ""
+    authorization: str = field(default="", repr=False)
     certificate_names: tuple[str, ...] = ()
 
 

@@ -6,6 +6,7 @@ TLS library does not sign with, and certificates that have ended are refused her
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -122,6 +123,22 @@ def server_credentials(current: Callable[[], ServerCertificate]) -> grpc.ServerC
     return grpc.dynamic_ssl_server_credentials(
         last.configuration(), fetch, require_client_authentication=last.client_ca is not None
     )
+
+
+def server_context(files: CertificateFiles, client_ca: bytes | None) -> ssl.SSLContext:
+    """Return a context of Python's own library, which reads files only.
+
+    Raises:
+        OSError: they cannot be read, or do not fit.
+        ValueError: likewise.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.chain, files.key)
+    if client_ca is not None:
+        # Between certificates there may be comments, in any language.
+        context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
 
 
 def _certificates(key: str, pem: bytes) -> list[Certificate]:

@@ -48,7 +48,7 @@ class Key:
 
 def hash_key(text: str) -> bytes:
     """Return the SHA-256 of a presented key."""
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def find_key(keys: Iterable[Key], presented: str) -> Key | None:

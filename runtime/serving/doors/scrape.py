@@ -11,6 +11,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import BaseServer, TCPServer, ThreadingMixIn, UnixStreamServer
@@ -30,7 +31,11 @@ from outrider.runtime.serving.doors.authenticator import (
     check_scope,
     sole_header,
 )
-from outrider.runtime.serving.doors.certificate import CertificateFiles, ServerCertificate
+from outrider.runtime.serving.doors.certificate import (
+    CertificateFiles,
+    ServerCertificate,
+    server_context,
+)
 from outrider.runtime.serving.doors.doors import Doors
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
@@ -40,7 +45,9 @@ SCOPE = "metrics"
 MOST_CONNECTIONS = 16
 """At once; each has a thread. Further ones are closed."""
 PATIENCE_S = 10.0
-"""For a handshake, and between two pieces of a request."""
+"""Between two pieces of a handshake or a request."""
+MOST_S = 30.0
+"""For a handshake, a request and its answer together."""
 POLL_S = 0.5
 """Between two looks at whether it is closed."""
 
@@ -100,37 +107,28 @@ class _Tls:
         self._lock = threading.Lock()
         self._last = current()
         try:
-            self._context = self._read(self._last.client_ca)
+            self._context = server_context(files, self._last.client_ca)
         except (OSError, ValueError):
             raise ConfigError(
                 "tls_certificate", "must not change while the server starts"
             ) from None
 
     def wrap(self, connection: socket.socket) -> ssl.SSLSocket:
-        """Shake hands with a client, by the certificate that is current."""
+        """Return a connection that is to shake hands, by the certificate that is current."""
         with self._lock:
             certificate = self._current()
             if certificate is not self._last:
                 self._last = certificate
                 self._renew(certificate.client_ca)
             context = self._context
-        return context.wrap_socket(connection, server_side=True)
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
 
     def _renew(self, client_ca: bytes | None) -> None:
         try:
-            self._context = self._read(client_ca)
+            self._context = server_context(self._files, client_ca)
         except (OSError, ValueError):
             # They have changed once more since they were checked; the next look finds that.
             log.error("metrics: the certificate's files cannot be read, the old one stays")
-
-    def _read(self, client_ca: bytes | None) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(self._files.chain, self._files.key)
-        if client_ca is not None:
-            # Between certificates there may be comments, in any language.
-            context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
 
 
 class _Server(ThreadingMixIn, BaseServer):
@@ -157,18 +155,35 @@ class _Server(ThreadingMixIn, BaseServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        connection = request
         try:
             request.settimeout(PATIENCE_S)
-            connection = request if self._tls is None else self._tls.wrap(request)
+            if self._tls is not None:
+                connection = self._tls.wrap(request)
+            # Who sends a letter now and then would keep his place for ever.
+            end = threading.Timer(MOST_S, _cut, (connection,))
+            end.daemon = True
+            end.start()
+            try:
+                if self._tls is not None:
+                    connection.do_handshake()
+                super().process_request_thread(connection, client_address)
+            finally:
+                end.cancel()
         except OSError:
-            self.shutdown_request(request)
-        else:
-            super().process_request_thread(connection, client_address)
+            self.shutdown_request(connection)
         finally:
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a scraper that went away is no event, and a traceback may hold what it sent."""
+
+
+def _cut(connection: socket.socket) -> None:
+    """End a connection that another thread may be reading from."""
+    with suppress(OSError):
+        # Not TLS's own, which would wait for an answer.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class _TcpServer(_Server, TCPServer):

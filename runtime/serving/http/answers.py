@@ -26,9 +26,9 @@ async def answer_json(value: object, send: Send) -> None:
     await answer(json_bytes(value), send)
 
 
-async def answer_error(error: ServingError, send: Send) -> None:
+async def answer_error(error: ServingError, send: Send, headers: Headers = ()) -> None:
     """Send an error as the whole answer."""
-    await answer(body_of(error), send, status_of(error), headers_of(error))
+    await answer(body_of(error), send, status_of(error), [*headers_of(error), *headers])
 
 
 def json_bytes(value: object) -> bytes:

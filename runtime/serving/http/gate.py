@@ -38,7 +38,7 @@ SCOPE_OF: Mapping[tuple[str, str], str] = {
 }
 """What a caller needs, by method and path; HEAD is as GET."""
 PAGE_SCOPE = "info"
-"""What a caller needs for the files of the page."""
+"""What a caller needs for the files of the page, where they are not answered to anybody."""
 PROBES = frozenset((("GET", "/health"), ("GET", "/live")))
 """What load balancers call, who have no credentials."""
 
@@ -54,8 +54,8 @@ class Gate:
     Args:
         app: behind the gate.
         authenticator: to ask.
-        pages: further paths, for GET.
-        has_open_health: whether ``PROBES`` are answered to anybody.
+        pages: further paths for GET, of files that hold no data: a browser sends no key with a page that it opens.
+        has_open_health: whether ``PROBES`` and ``pages`` are answered to anybody.
         is_reachable: whether other machines may connect.
         refused: called for each request that is refused.
     """
@@ -74,7 +74,7 @@ class Gate:
         self._authenticator = authenticator
         self._scope_of = {**SCOPE_OF, **{("GET", path): PAGE_SCOPE for path in pages}}
         self._paths = {path for _, path in self._scope_of}
-        self._open = PROBES if has_open_health else frozenset[tuple[str, str]]()
+        self._open = {*PROBES, *(("GET", path) for path in pages)} if has_open_health else set()
         self._has_own_names = not is_reachable and not authenticator.asks
         self._refused = refused
 
@@ -105,9 +105,10 @@ class Gate:
             scope["state"]["identity"] = found
             await self._app(scope, receive, send)
             return
-        # Callers choose the names of routes that do not exist.
-        name = " ".join(route) if route in self._scope_of else "unknown"
-        self._refused(name, peer_of(scope), failure, found)
+        if not isinstance(failure, (NoSuchRoute, WrongMethod)):
+            # Callers choose the names of routes that do not exist.
+            name = " ".join(route) if route in self._scope_of else "unknown"
+            self._refused(name, peer_of(scope), failure, found)
         await answer_error(failure, send)
 
     def _identify(self, scope: Scope) -> Identity:

@@ -14,7 +14,9 @@ from grpc_health.v1 import health, health_pb2
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.serving.frontend import Frontend
+from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.supervision.notify import ALIVE, notify
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 
 LIVENESS = "liveness"
@@ -31,11 +33,13 @@ class Health:
     """What probes are told; NOT_SERVING until it is said otherwise.
 
     Args:
+        intake: told the same, for probes of other protocols than gRPC.
         names: of health that says whether requests are taken.
     """
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, intake: Intake, *names: str) -> None:
         self.servicer = health.aio.HealthServicer()
+        self._intake = intake
         self._names = names
 
     async def begin(self) -> None:
@@ -45,6 +49,7 @@ class Health:
 
     async def set_serving(self, is_serving: bool) -> None:
         """Say whether requests are taken."""
+        self._intake.is_serving = is_serving
         for name in self._names:
             await self._set(name, is_serving)
 
@@ -113,6 +118,7 @@ class Supervisor:
         while not self._has_failed.is_set():
             await asyncio.sleep(WATCH_EVERY_S)
             await self.look()
+            notify(ALIVE)
 
     async def _follow(self) -> None:
         """Report NOT_SERVING while there is no engine, or its files have changed."""

@@ -44,8 +44,12 @@ class Given:
     speculation: Mapping[str, Any] = field(default_factory=dict)
 
 
-def generate_fields(request: Given, defaults: RequestDefaults) -> GenerateFields:
+def generate_fields(
+    request: Given, defaults: RequestDefaults, default_max_tokens: int | None = None
+) -> GenerateFields:
     """Return a request's values with defaults filled in, unchecked.
+
+    ``default_max_tokens`` are the dialect's own; None takes the server's.
 
     Raises:
         RequestError: two forms are asked for.
@@ -65,6 +69,7 @@ def generate_fields(request: Given, defaults: RequestDefaults) -> GenerateFields
         bad_words=tuple(sampling.get("bad_words", ())),
         seed=sampling.get("seed"),
         max_tokens=given.get("max_tokens"),
+        default_max_tokens=default_max_tokens,
         stop_strings=tuple(given.get("stop", ())),
         stop_token_ids=tuple(given.get("stop_token_ids", ())),
         include_stop=given.get("include_stop_str_in_output", False),

@@ -23,10 +23,6 @@ from outrider.v1 import inference_pb2 as wire
 MOST_TEXT = 1 << 19
 
 
-def note_nothing(spec: RequestSpec) -> None:
-    """Note nothing of a request that is in the queue."""
-
-
 class GenerateCall:
     """A call of ``runtime.serving.frontend``, parsed from bytes.
 
@@ -35,7 +31,6 @@ class GenerateCall:
         data: a ``GenerateRequest``.
         caller: who asks.
         send: takes the responses.
-        begun: told of the request once it is in the queue.
     """
 
     def __init__(
@@ -44,13 +39,11 @@ class GenerateCall:
         data: bytes,
         caller: Caller,
         send: Callable[[bytes], Awaitable[None]],
-        begun: Callable[[RequestSpec], None] = note_nothing,
     ) -> None:
         self._serving = serving
         self._data = data
         self._caller = caller
         self._send = send
-        self._begun = begun
         self._request = wire.GenerateRequest()
         self._spec: RequestSpec | None = None
 
@@ -68,7 +61,6 @@ class GenerateCall:
     def begin(self, spec: RequestSpec) -> None:
         """Note the seed and the name of the request in the queue."""
         self._spec = spec
-        self._begun(spec)
 
     @property
     def prompt_tokens(self) -> tuple[int, ...]:

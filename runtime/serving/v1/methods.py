@@ -6,13 +6,12 @@ import json
 from collections.abc import Awaitable, Callable
 
 from outrider.runtime.core.options import check_text
-from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.served_model import describe
-from outrider.runtime.serving.v1.generate_call import GenerateCall, note_nothing
+from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
@@ -28,11 +27,10 @@ class Methods:
         data: bytes,
         caller: Caller,
         send: Callable[[bytes], Awaitable[None]],
-        begun: Callable[[RequestSpec], None] = note_nothing,
     ) -> None:
-        """Stream the completions of a prompt; ``send`` and ``begun`` are as of ``GenerateCall``."""
+        """Stream the completions of a prompt; ``send`` is as of ``GenerateCall``."""
         intake = self._intake
-        call = GenerateCall(intake.serving, data, caller, send, begun)
+        call = GenerateCall(intake.serving, data, caller, send)
         await intake.frontend.complete(call)
 
     async def abort(self, data: bytes, identity: Identity) -> bytes:
@@ -42,14 +40,15 @@ class Methods:
         aborted = frontend.abort(request_ids, identity.tenant)
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
-    async def tokenize(self, data: bytes) -> bytes:
+    async def tokenize(self, data: bytes, caller: Caller) -> bytes:
         """Return the token ids of a text."""
-        serving, encoder = self._intake.serving, self._intake.frontend.encoder
+        serving, frontend = self._intake.serving, self._intake.frontend
         request = parse(wire.TokenizeRequest, data)
         model, limits = serving.model, serving.limits
         check_text("text", request.text, limits.max_prompt_bytes)
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
+        encoder = frontend.encoder_for("Tokenize", caller)
         if request.HasField("chat"):
             chat = chat_of(request.chat)
             check_model_chat(chat, limits, model)

@@ -47,7 +47,8 @@ class InferenceService:
 
     async def tokenize(self, data: bytes, context: Context) -> bytes:
         """Return the token ids of a text."""
-        return await answered("Tokenize", context, self._methods.tokenize(data))
+        caller = caller_of(gate.identity(), context)
+        return await answered("Tokenize", context, self._methods.tokenize(data, caller))
 
     async def get_server_info(self, data: bytes, context: Context) -> bytes:
         """Return the description of the served model."""

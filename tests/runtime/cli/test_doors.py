@@ -48,7 +48,9 @@ def test_a_new_key_is_printed_once_with_its_line():
 def test_lines_of_new_keys_are_added_to_a_file_of_the_owner(tmp_path: Path):
     file = tmp_path / "keys"
     command = ["key", "new", "--tenant", "acme", "--scopes", "metrics, info", "--file", str(file)]
-    secrets = [CliRunner().invoke(app, command).stdout.split() for _ in range(2)]
+    secrets = [CliRunner().invoke(app, command).stdout.split()]
+    file.write_text(file.read_text().rstrip("\n"))  # as editors may leave it
+    secrets += [CliRunner().invoke(app, command).stdout.split() for _ in range(2)]
     keys = parse_keys(file.read_text())
     assert [find_key(keys, *one) for one in secrets] == list(keys)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600

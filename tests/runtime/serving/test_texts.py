@@ -19,12 +19,14 @@ from outrider.runtime.core.drafting import MAX_PARTS, parse_drafter
 from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
 from outrider.runtime.core.validate import GenerateFields, RequestLimits, ServedModel, check_fields
 from outrider.runtime.serving import encoding
+from outrider.runtime.serving import texts as texts_module
 from outrider.runtime.serving.texts import BYTES_PER_TOKEN, INLINE_TEXT, TextLane
 from outrider.runtime.serving.tokenizer import TokenizersCodec, max_token_bytes
 from outrider.runtime.serving.v1 import generate_call
 from outrider.v1 import inference_pb2 as wire
 
 from tests.conftest import CORPUS, write_tokenizer
+from tests.mutants import put_in
 from tests.runtime.conftest import LetterCodec, running
 
 KIB = 1 << 10
@@ -55,10 +57,10 @@ def lane(*, max_queued: int = 8, max_queued_tokens: int = 1 << 20) -> TextLane:
 
 
 def put(
-    lane: TextLane, gate: Gate, name: str, kib: int, *, is_prompt: bool = False
+    lane: TextLane, gate: Gate, name: str, kib: int, *, tenant: str = "", is_prompt: bool = False
 ) -> asyncio.Task[str]:
-    work = gate.work(name)
-    return asyncio.ensure_future(lane.run("x" * (kib * KIB), work, is_prompt=is_prompt))
+    work, text = gate.work(name), "x" * (kib * KIB)
+    return asyncio.ensure_future(lane.run(text, work, tenant=tenant, is_prompt=is_prompt))
 
 
 async def settled() -> None:
@@ -92,11 +94,10 @@ async def test_a_short_text_waits_for_nobody() -> None:
     await first
 
 
-@pytest.mark.parametrize(
-    "bounds",
-    [{"max_queued": 1}, {"max_queued_tokens": 100 * KIB // BYTES_PER_TOKEN}],
-    ids=["texts", "bytes"],
-)
+BYTES = {"max_queued_tokens": 100 * KIB // BYTES_PER_TOKEN}
+
+
+@pytest.mark.parametrize("bounds", [{"max_queued": 1}, BYTES], ids=["texts", "bytes"])
 async def test_texts_count_against_the_queue_while_they_are_here(bounds: dict[str, int]) -> None:
     texts, gate = lane(**bounds), Gate()
     one, two = put(texts, gate, "one", 50), put(texts, gate, "two", 50)
@@ -111,6 +112,39 @@ async def test_texts_count_against_the_queue_while_they_are_here(bounds: dict[st
     gate.open(2)
     assert await asyncio.gather(one, three) == ["one", "three"]
     assert gate.begun == ["one", "three"]
+
+
+async def keep_nobody_elses_out() -> None:
+    texts, gate = lane(**BYTES), Gate()
+    asked = [("x", 50), ("x", 50), ("x", 8), ("y", 50), ("y", 8), ("z", 200)]
+    tasks = []
+    for tenant, kib in asked:
+        tasks.append(put(texts, gate, tenant, kib, tenant=tenant))
+        await settled()
+    is_refused = [task.done() and isinstance(task.exception(), Overloaded) for task in tasks]
+    gate.open(len(tasks))
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # y's first is taken where x's is not. What is kept for such has an end, too, as z's size shows.
+    assert is_refused == [False, False, True, False, True, True]
+    assert not texts._jobs and not texts._num_texts_of and texts._num_bytes == 0
+
+
+async def test_one_tenants_texts_keep_nobody_elses_out() -> None:
+    await keep_nobody_elses_out()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("share = 1 if tenant in self._num_texts_of else 2", "share = 1"),
+        ("share = 1 if tenant in self._num_texts_of else 2", "share = 2"),
+        ("num_bytes > share * self._max_bytes", "num_bytes > self._max_bytes"),
+    ],
+)
+async def test_mutants_let_one_tenant_keep_others_out(old: str, new: str, monkeypatch) -> None:
+    put_in(monkeypatch, texts_module, old, new)
+    with pytest.raises(AssertionError):
+        await keep_nobody_elses_out()
 
 
 async def test_one_text_is_taken_whatever_its_size() -> None:
@@ -186,20 +220,21 @@ async def test_a_prompt_on_its_way_takes_a_place_of_the_queue(start_endless) -> 
         await anext(first)
         on_its_way = put(texts, gate, "one", 8, is_prompt=True)
         await settled()
-        assert texts.prompts == (1, 8 * KIB // BYTES_PER_TOKEN)
+        assert texts.prompts_of("") == (1, 8 * KIB // BYTES_PER_TOKEN)
         with pytest.raises(CallError) as caught:
             await anext(run.client.generate("1"))  # the codec of these tests fails at digits
         assert caught.value.reason == "QUEUE_FULL"
         gate.open()
         await on_its_way
-        # A text of Tokenize or a reference never comes to the queue.
+        # Another tenant's is weighed when it comes to the queue, and a text of Tokenize or a reference never does.
+        others = put(texts, gate, "others", 8, tenant="x", is_prompt=True)
         passing = put(texts, gate, "two", 8)
         await settled()
         second = asyncio.ensure_future(anext(run.client.generate("a", max_tokens=1)))
         while (await run.client.info()).load.num_queued == 0:
             pass
-        gate.open()
-        await passing
+        gate.open(2)
+        await asyncio.gather(others, passing)
         await first.aclose()
         assert len((await second).tokens) == 1
 

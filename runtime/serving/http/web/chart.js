@@ -1,6 +1,8 @@
 // Gamma, what was kept, and alpha, pass by pass. The drawing is uPlot's.
 
 const HEIGHT = 220;
+// Steps of an axis that counts.
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 
 export class Chart {
   /** @param {HTMLElement} root an empty element, as wide as the drawing is to be */
@@ -21,14 +23,13 @@ export class Chart {
   /**
    * Show one more pass.
    * @param {import("./tally.js").Pass} pass
-   * @param {number | null} alphaHat of all passes so far
    */
-  add(pass, alphaHat) {
+  add(pass) {
     const [numbers, gammas, kept, alphas] = this.data;
     numbers.push(numbers.length + 1);
     gammas.push(pass.gamma);
     kept.push(pass.numAccepted);
-    alphas.push(alphaHat);
+    alphas.push(pass.alphaHat);
   }
 
   /** Draw what was added. */
@@ -55,8 +56,8 @@ export class Chart {
         alpha: { range: [0, 1] },
       },
       axes: [
-        name("x", "pass"),
-        { ...name("tokens", "drafted tokens"), incrs: [1, 2, 4, 8, 16, 32] },
+        { ...name("x", "pass"), incrs: WHOLE },
+        { ...name("tokens", "drafted tokens"), incrs: WHOLE },
         { ...name("alpha", "alpha"), side: 1, grid: { show: false } },
       ],
       series: [

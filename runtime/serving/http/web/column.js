@@ -112,10 +112,10 @@ function tokenElement({ kind, text }, gamma) {
   const isDropped = DROPPED.includes(kind);
   const made = element(isDropped ? "del" : "span", `token ${isPlain ? "plain" : kind}`);
   made.title = isPlain ? "nothing drafted" : kind;
-  // Line breaks get a mark, and those of drafts that were not kept break no line.
+  // Line breaks get a mark. Those of drafts that were not kept break no line, and nothing is indented behind them.
   text.split("\n").forEach((line, index) => {
     if (index) made.append(element("i", "break"), isDropped ? "" : "\n");
-    made.append(line);
+    made.append(index && isDropped ? line.trimStart() : line);
   });
   return made;
 }

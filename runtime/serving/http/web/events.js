@@ -53,13 +53,16 @@ export async function* completion(request, { key, signal }) {
     body: JSON.stringify(request),
     signal,
   });
+  let isWhole = false;
   for await (const data of events(response.body)) {
-    if (data === "[DONE]") return;
+    // Reads on to the connection's end: who leaves before has gone away, to the server.
+    isWhole = data === "[DONE]";
+    if (isWhole) continue;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Refusal(chunk.error.message, { code: chunk.error.code });
     yield chunk;
   }
-  throw new Refusal("The connection ended before the answer did.");
+  if (!isWhole) throw new Refusal("The connection ended before the answer did.");
 }
 
 /** The data of server-sent events; comments and other fields are left out. */

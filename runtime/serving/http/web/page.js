@@ -54,8 +54,7 @@ async function answer(column, request, shown = () => {}) {
 }
 
 function showPasses(passes) {
-  const { tally } = columns.on;
-  for (const pass of passes) chart.add(pass, tally.alphaHat);
+  for (const pass of passes) chart.add(pass);
   chart.draw();
 }
 
@@ -85,7 +84,7 @@ function compare(mustEqual) {
   const passes = [on.tally.passes.length, off.tally.passes.length];
   at("passes").textContent = isComplete ? `${passes[0]} instead of ${passes[1]}` : "–";
   const verdict = off.tally.text === on.tally.text ? "yes" : "NO";
-  const line = mustEqual ? verdict : "not promised: drawn at random, from one distribution";
+  const line = mustEqual ? verdict : "not promised";
   at("identical").textContent = isComplete ? line : "–";
   at("identical").dataset.verdict = isComplete && mustEqual ? verdict : "";
 }

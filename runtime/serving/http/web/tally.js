@@ -2,7 +2,9 @@
 
 /**
  * One pass of the model: tokens in the order in which they were drafted and added.
- * @typedef {{gamma: number, numAccepted: number, isRejected: boolean, tokens: {kind: string, text: string}[]}} Pass
+ * @typedef {{kind: string, text: string}} Token
+ * @typedef {{gamma: number, numAccepted: number, isRejected: boolean, tokens: Token[], alphaHat?: number | null}} Pass
+ * `alphaHat` is that of all passes up to this one.
  */
 
 const OWN = ["recovered", "bonus"];
@@ -47,6 +49,7 @@ export class Tally {
     this.numDrafted += pass.gamma;
     this.numAccepted += pass.numAccepted;
     this.numRejections += pass.isRejected ? 1 : 0;
+    pass.alphaHat = this.alphaHat;
   }
 }
 

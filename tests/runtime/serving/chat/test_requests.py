@@ -41,14 +41,18 @@ def next_id(prefix: tuple[int, ...]) -> FloatArray:
     return logits
 
 
+def chat_server() -> dict[str, Any]:
+    """Options of a server whose bundle has a chat template."""
+    codec = TokenizersCodec(TOKENIZER.to_str().encode())
+    chats = ChatEncoder(SHAPE.files(template_of("qwen3")), codec)
+    scripts = {"target": next_id, "draft": next_id, "vocab_size": VOCAB}
+    return {"codec": codec, "chats": chats, **scripts}
+
+
 @pytest.fixture
 def start_chat(start: Start) -> Start:
     def begin(**options: Any) -> AbstractAsyncContextManager[Running]:
-        codec = TokenizersCodec(TOKENIZER.to_str().encode())
-        chats = ChatEncoder(SHAPE.files(template_of("qwen3")), codec)
-        scripts = {"target": next_id, "draft": next_id, "vocab_size": VOCAB}
-        given = {"codec": codec, "chats": chats, **scripts}
-        return start(**given | options)
+        return start(**chat_server() | options)
 
     return begin
 

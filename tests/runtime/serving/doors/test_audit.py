@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +15,9 @@ import pytest
 from outrider import CallError, Client
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.doors.audit import AuditEntry, AuditLog, host_of
+from outrider.runtime.serving.texts import INLINE_TEXT
 
+from tests.runtime.conftest import LetterCodec
 from tests.runtime.serving.doors.papers import bearer, key_doors
 
 ENTRY = AuditEntry(method="Generate", outcome="refused", code="UNAVAILABLE", reason="DRAINING")
@@ -86,6 +90,32 @@ async def test_a_cancelled_request_is_written_down_as_such(start_endless, tmp_pa
         "ABORTED_BY_RPC",
     )
     assert line["output_tokens"] > 0
+
+
+async def test_who_leaves_while_his_text_is_tokenised_has_a_line_too(start, tmp_path: Path):
+    path, begun, go_on = tmp_path / "audit", threading.Event(), threading.Event()
+
+    class Slow(LetterCodec):
+        def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
+            begun.set()
+            assert go_on.wait(60)
+            return super().encode(text[:1])
+
+    async with start(audit=AuditLog(path), codec=Slow()) as run:
+        answer = asyncio.ensure_future(anext(run.client.generate("a" * INLINE_TEXT, max_tokens=1)))
+        assert await asyncio.to_thread(begun.wait, 60)
+        answer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+        # The server hears of it when it does.
+        async with asyncio.timeout(60):
+            while not path.read_text(encoding="utf-8"):
+                await run.client.info()
+        go_on.set()
+        count = run.server.metrics.registry.get_sample_value
+        assert count("outrider_requests_refused_total", {"reason": "CLIENT_CANCELLED"}) == 1.0
+    (line,) = lines(path)
+    assert (line["outcome"], line["code"]) == ("refused", "CANCELLED")
 
 
 def test_only_the_owner_may_read_it_and_it_is_appended_to(tmp_path: Path):

@@ -17,12 +17,20 @@ from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.doors.authenticator import Authenticator
 from outrider.runtime.serving.doors.gate import PROBES, SCOPE_OF
+from outrider.runtime.serving.opening import ServeOptions
 
 from tests.runtime.serving.doors.papers import bearer, key_doors
 from tests.runtime.serving.test_tenant import address_elsewhere, steps_of
 
 UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 DENIED = grpc.StatusCode.PERMISSION_DENIED
+UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
+ALL_DIALECTS = ServeOptions(has_kserve=True, has_vllm_grpc=True)
+EXPECTED = {
+    "/outrider.v1.Inference/Generate",
+    "/inference.GRPCInferenceService/ModelStreamInfer",
+    "/vllm.grpc.engine.VllmEngine/Generate",
+}
 
 
 @pytest.fixture
@@ -96,11 +104,17 @@ async def test_no_method_is_answered_to_strangers(
     start, tmp_path: Path, registered, has_open_health
 ):
     doors, keys = key_doors(tmp_path, has_open_health=has_open_health)
-    async with start(doors=doors) as run, grpc.aio.insecure_channel(run.address) as channel:
+    async with (
+        start(doors=doors, serve_options=ALL_DIALECTS) as run,
+        grpc.aio.insecure_channel(run.address) as channel,
+    ):
         methods = await reflected(channel, bearer(keys["x"]))
+        assert {*EXPECTED, *PROBES} <= set(registered) <= set(SCOPE_OF)
+        # What other servers have of a service, and this one has not, is told as well.
+        for method in methods - set(registered):
+            assert await code_of(channel, method, bearer(keys["x"])) is UNIMPLEMENTED, method
         # What is served and not told would be found among the registered.
         methods |= set(registered)
-        assert {"/outrider.v1.Inference/Generate", *PROBES} <= methods <= set(SCOPE_OF)
         methods |= {"/outrider.v1.Inference/Nothing", "/no.Such/Method"}
         open_methods = PROBES if has_open_health else set()
         for method in methods - open_methods:
@@ -114,11 +128,14 @@ async def test_no_method_is_answered_to_strangers(
 
 
 async def test_without_credentials_everything_is_answered(start, registered):
-    async with start() as run, grpc.aio.insecure_channel(run.address) as channel:
+    async with (
+        start(serve_options=ALL_DIALECTS) as run,
+        grpc.aio.insecure_channel(run.address) as channel,
+    ):
         assert set(registered) <= set(SCOPE_OF)
         for method in registered:
             assert await code_of(channel, method) not in (UNAUTHENTICATED, DENIED)
-        assert await code_of(channel, "/no.Such/Method") is grpc.StatusCode.UNIMPLEMENTED
+        assert await code_of(channel, "/no.Such/Method") is UNIMPLEMENTED
 
 
 async def hello(data: bytes, context: object) -> bytes:

@@ -32,7 +32,7 @@ def test_comments_and_empty_lines_are_no_keys():
     )
 
 
-@pytest.mark.parametrize("presented", ["", "wrong", "first", "last", "\udcff", "ümläut"])
+@pytest.mark.parametrize("presented", ["", "wrong", "first", "last", "\udcff", "\ud800", "ümläut"])
 def test_all_keys_are_compared_whatever_is_presented(presented, monkeypatch):
     digests = [hash_key("first"), *(bytes([n]) * 32 for n in range(5)), hash_key("last")]
     known = parse_keys("\n".join(f"k{i}:{one.hex()}:x:info" for i, one in enumerate(digests)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from outrider import CallError, Client
 from outrider.runtime.core.errors import Hopeless, QuotaExceeded
 from outrider.runtime.core.tenant import TenantRules
 from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.options import DoorOptions
 from outrider.runtime.serving.ledger import Caller, Ledger
@@ -91,6 +93,24 @@ async def test_tokens_of_answers_count_as_they_are_emitted(start, tmp_path: Path
         assert error.metadata == {"quota": "tokens_per_s"}
         num_used = 4 + 1 + (8 if "n" in options else 4)
         assert error.retry_after_s == pytest.approx((num_used + 1 - 6) / 0.01, abs=60)
+
+
+async def test_texts_that_are_tokenised_alone_take_of_the_share_too(start, tmp_path: Path):
+    shares, path = doors(tmp_path, f"[tenants.x]\n{BARELY}"), tmp_path / "audit"
+    async with start(doors=shares, audit=AuditLog(path)) as run, client_of(run.address, "x") as x:
+        assert await x.tokenize("abc") == [0, 1, 2]
+        with pytest.raises(CallError) as refusal:
+            await x.tokenize("abc")
+        assert refusal.value.metadata == {"quota": "requests_per_s"}
+        assert (await refusal_of(x)).reason == "QUOTA_EXCEEDED"
+        assert await run.client.tokenize("abc") == [0, 1, 2]
+        count = run.server.metrics.registry.get_sample_value
+        assert count("outrider_requests_refused_total", {"reason": "QUOTA_EXCEEDED"}) == 2.0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["method"], one["tenant"], one["outcome"]) for one in lines] == [
+        ("Tokenize", "x", "refused"),
+        ("Generate", "x", "refused"),
+    ]
 
 
 async def test_priorities_are_the_tenant_s(start, tmp_path: Path):

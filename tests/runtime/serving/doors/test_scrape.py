@@ -8,7 +8,7 @@ import ssl
 import stat
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +173,19 @@ def test_connections_that_say_nothing_are_bounded_and_end(monkeypatch):
             one.close()
         assert threading.active_count() < 12
         assert get(at(listener))[0] == 200
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_who_sends_a_letter_now_and_then_keeps_no_place(has_tls, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(scrape, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(scrape, "MOST_S", 0.2)
+    host = address_elsewhere() if has_tls else "127.0.0.1"
+    doors = Doors(server_files(tmp_path)) if has_tls else Doors()
+    with (
+        listening(doors, f"{host}:0") as listener,
+        socket.create_connection((host, listener.port), timeout=20) as slow,
+    ):
+        slow.sendall(b"\x16" if has_tls else b"G")
+        # The end of the connection, or a reset where something was unread.
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""

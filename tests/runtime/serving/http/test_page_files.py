@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-WEB = Path(__file__).parents[4] / "runtime" / "serving" / "http" / "web"
+ROOT = Path(__file__).parents[4]
+WEB = ROOT / "runtime" / "serving" / "http" / "web"
 OWN = sorted(path for path in WEB.iterdir() if not path.name.startswith("uPlot"))
 MODULES = [path for path in OWN if path.suffix == ".js"]
 NAMESPACE = "http://www.w3.org/2000/svg"
@@ -49,6 +51,13 @@ def test_every_file_that_the_page_names_is_there():
     names = Names(read("index.html")).addresses
     assert {"style.css", "page.js", "favicon.svg"} <= set(names)
     assert [name for name in names if not (WEB / name).is_file()] == []
+
+
+def test_the_distribution_takes_every_file():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["outrider.runtime.serving.http"]
+    taken = {path for pattern in patterns for path in WEB.parent.glob(pattern)}
+    assert {*WEB.rglob("*")} <= taken
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)

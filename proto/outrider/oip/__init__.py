@@ -1,0 +1,1 @@
+"""The Open Inference Protocol: generated messages and stubs, see ``inference.proto``."""

@@ -1,0 +1,47 @@
+"""``outrider warm``: what a first start takes long for, done ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import typer
+from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
+from outrider.runtime.cli.serve.command import what_to_serve, with_settings
+
+MOST_STARTS = 3
+"""Starts are tried until one has nothing left to do; measured step costs may have to be measured again."""
+
+
+@with_settings
+def warm(**given: Any) -> None:
+    """Compile loops and measure step costs for a later outrider serve of the same settings and machine, and end."""
+    from outrider.runtime.cli.progress import compile_stage, stage
+
+    end_on_sigterm()
+    with refusals(), compile_stage():
+        from outrider.engines.onnx import packed_loops  # noqa: F401
+        from outrider.runtime.serving.opening import open_serving
+        from outrider.runtime.serving.server import serve  # noqa: F401
+
+    stages: list[str] = []
+
+    @contextmanager
+    def noted(text: str) -> Iterator[None]:
+        stages.append(text)
+        with stage(text):
+            yield
+
+    with refusals():
+        bundle, options = what_to_serve(**given)
+        for _ in range(MOST_STARTS):
+            stages.clear()
+            open_serving(bundle, replace(options, stage=noted)).close()
+            options = replace(options, refreshes_costs=False)
+            if not stages:
+                typer.echo(f"{bundle}: a start with these settings measures nothing")
+                return
+    typer.echo(f"outrider: a start still begins with {', '.join(stages)}", err=True)
+    raise typer.Exit(EXIT_FAILED)

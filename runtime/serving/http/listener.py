@@ -1,0 +1,164 @@
+"""The HTTP listener: uvicorn on the event loop that gRPC runs on, behind the same doors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import uvicorn
+from outrider.runtime.core.errors import ConfigError, ServingError
+from outrider.runtime.core.tenant import Identity
+from outrider.runtime.serving.doors.addresses import UNIX, is_reachable, split_address
+from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.http.app import router
+from outrider.runtime.serving.http.gate import Gate
+from outrider.runtime.serving.http.pages import read_pages
+from outrider.runtime.serving.http.protocol import BoundedProtocol
+from outrider.runtime.serving.http.tls import reloaded_context
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
+
+OPTION = "http_address"
+BACKLOG = 512
+KEEP_ALIVE_S = 75
+"""An idle connection is kept; longer than most proxies keep theirs."""
+GRACE_S = 2
+"""For answers that are on their way when the listener stops."""
+
+
+class _Server(uvicorn.Server):
+    """A server of uvicorn's that leaves the process's signals alone; ``is_listening`` is set once it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        await super().startup(sockets)
+        self.is_listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none: the process has handlers of its own."""
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpOptions:
+    """Where and within what to listen.
+
+    Attributes:
+        address: "HOST:PORT", port 0 for a free one.
+        max_bytes: of a request's body.
+        max_connections: at once; further ones are closed.
+    """
+
+    address: str
+    max_bytes: int
+    max_connections: int
+
+
+class HttpListener:
+    """Answers OpenAI's protocol over HTTP, from ``start`` to ``stop``.
+
+    Args:
+        intake: takes the requests.
+        doors: who is let in; their certificate serves every address.
+        options: where and within what.
+
+    Raises:
+        ConfigError: the address has to have TLS, or nobody could be let in.
+    """
+
+    def __init__(self, intake: Intake, doors: Doors, options: HttpOptions) -> None:
+        if options.address.startswith(UNIX):
+            raise ConfigError(OPTION, "must be HOST:PORT")
+        self._host, self._port = split_address(OPTION, options.address)
+        doors.check(OPTION, options.address)
+        asked = doors.options
+        if asked.tls_client_ca is not None and asked.keys is None and asked.jwt_keys is None:
+            rule = "needs keys or jwt_keys: here a certificate does not say whose requests they are"
+            raise ConfigError(OPTION, rule)
+        self._intake = intake
+        pages = read_pages()
+        app = router(intake, max_bytes=options.max_bytes, started_s=time.time(), pages=pages)
+        gate = Gate(
+            app,
+            doors.authenticator,
+            pages=tuple(pages),
+            has_open_health=doors.options.has_open_health,
+            is_reachable=is_reachable(options.address),
+            refused=self._note_refusal,
+        )
+        files, certificate = doors.options.certificate_files, doors.certificate
+        context = None
+        if files is not None and certificate is not None:
+            context = reloaded_context(files, certificate)
+        self._server = _Server(_configuration(gate, options, context))
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """The bound port, once started."""
+        return self._port
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            bound = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(OPTION, "must be free to bind") from error
+        self._port = bound.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve([bound]))
+        await self._server.is_listening.wait()
+
+    async def stop(self) -> None:
+        """Close the port and the connections."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+    def _note_refusal(
+        self, route: str, peer: str, error: ServingError, identity: Identity | None
+    ) -> None:
+        caller = Caller(peer=peer, dialect="http")
+        if identity is not None:
+            caller = replace(caller, tenant=identity.tenant, key=identity.key)
+        self._intake.ledger.refused(route, caller, error)
+
+
+def _configuration(
+    gate: Gate, options: HttpOptions, context: ssl.SSLContext | None
+) -> uvicorn.Config:
+    """Return uvicorn's settings: a gate before all, and nothing that it would say or do of its own accord."""
+
+    class Protocol(BoundedProtocol):
+        most_connections = options.max_connections
+
+    return uvicorn.Config(
+        gate,
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        # What strangers send is no event.
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        ssl_context_factory=None if context is None else lambda config, make: context,
+    )

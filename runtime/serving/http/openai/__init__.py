@@ -1,0 +1,1 @@
+"""The dialect of OpenAI: fields of requests, and answers whole or in events."""

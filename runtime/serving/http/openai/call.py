@@ -1,0 +1,87 @@
+"""One prompt of a completion request as a call of the one intake, and what sinks of its answer have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from outrider.runtime.core.errors import ServingError
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.http.openai.fields import Wish
+from outrider.runtime.serving.http.openai.spelling import Spelling
+from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.outbox import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What every part of an answer says.
+
+    Attributes:
+        id: of the answer.
+        created_s: seconds since 1970.
+        model: name.
+        spelling: of its tokens.
+    """
+
+    id: str
+    created_s: int
+    model: str
+    spelling: Spelling
+
+
+class Sink(Protocol):
+    """Makes an answer of what comes of an HTTP request's prompts."""
+
+    def begin(self, prompt: int, spec: RequestSpec) -> None:
+        """Note that a prompt, by its place in the request, is in the queue."""
+        ...
+
+    async def write(self, prompt: int, batch: Batch) -> None:
+        """Take a batch of a prompt's completions."""
+        ...
+
+    async def ping(self) -> None:
+        """Keep the connection where nothing has come for a while."""
+        ...
+
+    async def end(self) -> None:
+        """Send what is left, when all completions have ended."""
+        ...
+
+    async def fail(self, error: ServingError) -> None:
+        """Send an error as the end of the answer."""
+        ...
+
+
+class PromptCall:
+    """A call of ``runtime.serving.frontend`` for one prompt, whose answer goes to a sink."""
+
+    def __init__(self, prompt: int, fields: GenerateFields, caller: Caller, sink: Sink) -> None:
+        self._prompt = prompt
+        self._fields = fields
+        self._caller = caller
+        self._sink = sink
+
+    def caller(self) -> Caller:
+        """Return who asks."""
+        return self._caller
+
+    def fields(self) -> GenerateFields:
+        """Return what is asked for."""
+        return self._fields
+
+    def begin(self, spec: RequestSpec) -> None:
+        """Note that the request is in the queue."""
+        self._sink.begin(self._prompt, spec)
+
+    async def write(self, batch: Batch) -> None:
+        """Hand a batch to the sink."""
+        await self._sink.write(self._prompt, batch)
+
+
+def choices_per_prompt(wish: Wish) -> int:
+    """Return the number of completions of each prompt."""
+    first = wish.requests[0]
+    return first.num_samples if first.beams is None else first.beams.num_results

@@ -1,0 +1,180 @@
+"""Completions and chats: from an HTTP request to its answer.
+
+A request's prompts are requests of the intake, answered together: where one fails, all end. A client that goes away
+ends them, also while they are queued.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from dataclasses import replace
+
+from outrider.runtime.core import errors
+from outrider.runtime.core.options import REQUEST_ID
+from outrider.runtime.core.tenant import is_local
+from outrider.runtime.serving.http.answers import answer_error
+from outrider.runtime.serving.http.body import parse_object, read_body
+from outrider.runtime.serving.http.gate import identity_of, peer_of
+from outrider.runtime.serving.http.openai.call import Head, PromptCall, Sink
+from outrider.runtime.serving.http.openai.fields import Wish, wish_of
+from outrider.runtime.serving.http.openai.spelling import Spelling
+from outrider.runtime.serving.http.openai.stream import StreamSink
+from outrider.runtime.serving.http.openai.whole import WholeSink
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.watch.tracing import trace_headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+PING_S = 15.0
+"""Between two comments to a client whose request waits."""
+TIMEOUT_HEADER = "x-request-timeout-ms"
+_MOST_TIMEOUT_DIGITS = 9
+
+log = logging.getLogger(__name__)
+
+
+class Completions:
+    """The ASGI application of one of the two routes.
+
+    Args:
+        intake: takes the requests.
+        max_bytes: of a body.
+        is_chat: which route it is.
+    """
+
+    def __init__(self, intake: Intake, max_bytes: int, *, is_chat: bool) -> None:
+        self._intake = intake
+        self._max_bytes = max_bytes
+        self._is_chat = is_chat
+        self._spelling: Spelling | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        caller = caller_of(request)
+        try:
+            frontend = self._intake.frontend
+            frontend.check_open()
+            caller = _with_deadline(request, caller)
+            body = await read_body(request, self._max_bytes)
+            wish = wish_of(parse_object(body), self._intake.serving, is_chat=self._is_chat)
+            sink = self._sink(wish, send)
+        except ClientDisconnect:
+            return
+        except errors.ServingError as error:
+            self._intake.ledger.refused("Generate", caller, error)
+            await answer_error(error, send)
+            return
+        await self._answer(wish, caller, sink, request)
+
+    def _sink(self, wish: Wish, send: Send) -> Sink:
+        serving = self._intake.serving
+        if wish.request_id and not REQUEST_ID.fullmatch(wish.request_id):
+            raise errors.RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
+        name = wish.request_id or uuid.uuid4().hex
+        if self._spelling is None:
+            self._spelling = Spelling(serving.codec)
+        head = Head(
+            id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{name}",
+            created_s=int(time.time()),
+            model=serving.model.name,
+            spelling=self._spelling,
+        )
+        make = StreamSink if wish.streams else WholeSink
+        return make(wish, head, send, {b"x-request-id": name.encode()})
+
+    async def _answer(self, wish: Wish, caller: Caller, sink: Sink, request: Request) -> None:
+        """Have the prompts answered, unless the client goes away, or does not read."""
+        work = asyncio.create_task(self._work(wish, caller, sink))
+        gone = asyncio.create_task(_gone(request.receive))
+        try:
+            while not work.done() and not gone.done():
+                waited = {work, gone}
+                done, _ = await asyncio.wait(
+                    waited, timeout=PING_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    await sink.ping()
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            ends = await asyncio.gather(work, gone, return_exceptions=True)
+        if isinstance(ends[0], errors.SlowConsumer):
+            # Nothing more reaches him, and what was sent is not to wait for him.
+            request.scope["state"]["abort"]()
+
+    async def _work(self, wish: Wish, caller: Caller, sink: Sink) -> None:
+        """Answer the prompts to their end, or the first error of them.
+
+        Raises:
+            SlowConsumer: the client does not read.
+        """
+        failure: errors.ServingError
+        try:
+            await self._complete(wish, caller, sink)
+            await sink.end()
+            return
+        except errors.SlowConsumer:
+            raise
+        except errors.ServingError as error:
+            failure = error
+        except Exception:
+            failure = errors.InternalError(uuid.uuid4().hex)
+            log.exception("HTTP: internal error %s", failure.error_id)
+        await sink.fail(failure)
+
+    async def _complete(self, wish: Wish, caller: Caller, sink: Sink) -> None:
+        frontend = self._intake.frontend
+        calls = [PromptCall(i, one, caller, sink) for i, one in enumerate(wish.requests)]
+        if len(calls) == 1:
+            await frontend.complete(calls[0])
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for call in calls:
+                    group.create_task(frontend.complete(call))
+        except BaseExceptionGroup as found:
+            # Those that were ended for the first one's sake are not in it.
+            raise found.exceptions[0] from None
+
+
+async def _gone(receive: Receive) -> None:
+    """Return once the client has gone away, or has been answered."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who asks. Who has proven nothing is known only where he is on this machine."""
+    identity, peer = identity_of(request.scope), peer_of(request.scope)
+    return Caller(
+        tenant=identity.tenant,
+        is_known=bool(identity.key) or is_local(peer),
+        rules=identity.rules,
+        key=identity.key,
+        peer=peer,
+        dialect="openai",
+        method=f"{request.method} {request.url.path}",
+        trace=trace_headers(request.headers.items()),
+    )
+
+
+def _with_deadline(request: Request, caller: Caller) -> Caller:
+    """Return who asks, and until when he waits.
+
+    Raises:
+        RequestError: the header is not a number.
+    """
+    values = request.headers.getlist(TIMEOUT_HEADER)
+    if not values:
+        return caller
+    value = values[0]
+    is_number = value.isascii() and value.isdecimal() and len(value) <= _MOST_TIMEOUT_DIGITS
+    if len(values) > 1 or not is_number:
+        rule = f"must be a whole number of at most {_MOST_TIMEOUT_DIGITS} digits, once"
+        raise errors.RequestError(TIMEOUT_HEADER, rule)
+    return replace(caller, remaining_s=int(value) / 1000.0)

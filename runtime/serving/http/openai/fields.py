@@ -1,0 +1,238 @@
+"""What a request's JSON asks for: fields of OpenAI's and our own, as values of the one intake.
+
+Our own fields have the names of ``outrider.v1`` and stand at the top, where clients put what they call extra. Unknown
+names are ignored; known ones that would change the answer and are not served are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.http.openai import kinds
+from outrider.runtime.serving.http.openai.messages import chat_of
+from outrider.runtime.serving.http.openai.prompts import prompts_of
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.v1.fields import Given, generate_fields
+
+DEFAULT_MAX_TOKENS = 16
+"""Of a completion, as OpenAI's; a chat may fill the context."""
+_FIELDS: Mapping[str, kinds.Kind] = {
+    "model": kinds.text,
+    "max_tokens": kinds.count,
+    "n": kinds.count,
+    "best_of": kinds.count,
+    "stop": kinds.text_or_texts,
+    "stop_token_ids": kinds.ids,
+    "include_stop_str_in_output": kinds.flag,
+    "ignore_eos": kinds.flag,
+    "skip_special_tokens": kinds.flag,
+    "echo": kinds.flag,
+    "regex": kinds.text,
+    "json_schema": kinds.text,
+    "grammar": kinds.text,
+    "disable_any_whitespace": kinds.flag,
+    "num_beams": kinds.count,
+    "length_penalty": kinds.number,
+    "early_stopping": kinds.flag,
+    "exhaustive_search": kinds.flag,
+    "source_language": kinds.text,
+    "target_language": kinds.text,
+    "answer_prefix": kinds.text,
+    "answer_prefix_tokens": kinds.ids,
+    "cache_salt": kinds.text,
+    "priority": kinds.count,
+    "adapter": kinds.text,
+    "return_provenance": kinds.flag,
+    "return_trace": kinds.flag,
+}
+_SAMPLING: Mapping[str, kinds.Kind] = {
+    "temperature": kinds.number,
+    "top_k": kinds.top_k,
+    "top_p": kinds.number,
+    "min_p": kinds.number,
+    "repetition_penalty": kinds.number,
+    "presence_penalty": kinds.number,
+    "frequency_penalty": kinds.number,
+    "logit_bias": kinds.biases,
+    "allowed_token_ids": kinds.ids,
+    "bad_words": kinds.texts,
+    "min_tokens": kinds.count,
+    "seed": kinds.count,
+    "no_repeat_ngram_size": kinds.count,
+}
+_SPECULATION: Mapping[str, kinds.Kind] = {
+    "enabled": kinds.flag,
+    "drafter": kinds.text,
+    "gamma": kinds.count,
+    "mode": kinds.mode,
+    "lenience": kinds.number,
+    "phrase_length": kinds.count,
+    "num_phrases": kinds.count,
+    "window": kinds.count,
+    "reference": kinds.text,
+    "adaptive": kinds.flag,
+    "block_verification": kinds.flag,
+    "beam_width": kinds.count,
+    "branching": kinds.ids,
+}
+_STREAM: Mapping[str, kinds.Kind] = {
+    "include_usage": kinds.flag,
+    "continuous_usage_stats": kinds.flag,
+}
+_ANSWER: Mapping[str, kinds.Kind] = {
+    "stream": kinds.flag,
+    "return_token_ids": kinds.flag,
+    "request_id": kinds.text,
+    "stream_options": kinds.mapping,
+}
+_REFUSED: Mapping[str, str] = {
+    "suffix": "is not supported by this server; leave it out",
+    "prompt_logprobs": "use logprobs with echo",
+    "prompt_embeds": "is not supported by this server; leave it out",
+    "use_beam_search": "use num_beams",
+    "truncate_prompt_tokens": "is not supported by this server; leave it out",
+    "allowed_token_strings": "use allowed_token_ids",
+    "logits_processors": "is not supported by this server; leave it out",
+    "guided_json": "use response_format or json_schema",
+    "guided_regex": "use regex",
+    "guided_choice": "use regex",
+    "guided_grammar": "use grammar",
+    "structured_outputs": "use response_format, json_schema, regex or grammar",
+    "functions": "use tools",
+    "function_call": "use tools",
+    "audio": "is not supported by this server; leave it out",
+    "reasoning_effort": "use chat_template_kwargs, if the template knows it",
+    "verbosity": "is not supported by this server; leave it out",
+    "web_search_options": "is not supported by this server; leave it out",
+    "prediction": "use speculation.reference with drafter reference",
+}
+"""What would change the answer and is not served, with the rule that it breaks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What an HTTP request asks for, and how it is to be answered.
+
+    Attributes:
+        requests: one per prompt.
+        is_chat: which of the two shapes the answer has.
+        request_id: the caller's; empty where he gives none.
+        streams: whether the answer comes in events.
+        includes_usage: whether the last event has the usage.
+        continuous_usage: whether every event has it so far.
+        has_logprobs: whether tokens are told with log-probabilities.
+        has_token_ids: whether choices have their token ids.
+        has_provenance: whether it is told where each token came from.
+        has_trace: whether each pass of the target is told.
+    """
+
+    requests: tuple[GenerateFields, ...]
+    is_chat: bool
+    request_id: str = ""
+    streams: bool = False
+    includes_usage: bool = False
+    continuous_usage: bool = False
+    has_logprobs: bool = False
+    has_token_ids: bool = False
+    has_provenance: bool = False
+    has_trace: bool = False
+
+
+def wish_of(values: Mapping[str, Any], serving: Serving, *, is_chat: bool) -> Wish:
+    """Return what the JSON object of a request asks for; ranges are not checked yet.
+
+    Raises:
+        RequestError: a field has another type, or may not stand beside another.
+        UnsupportedOption: a field is not served here.
+    """
+    for name, rule in _REFUSED.items():
+        if values.get(name) is not None:
+            raise UnsupportedOption(name, rule)
+    answer = kinds.read(values, _ANSWER)
+    stream = kinds.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
+    fields = kinds.read(values, _FIELDS) | _logprobs(values, is_chat=is_chat) | _form(values)
+    if is_chat:
+        if (most := kinds.read(values, {"max_completion_tokens": kinds.count})) != {}:
+            fields["max_tokens"] = most["max_completion_tokens"]
+        prompts: list[dict[str, Any]] = [{"chat": chat_of(values)}]
+    else:
+        prompts = prompts_of(values.get("prompt"), serving)
+    if "logprobs" in fields and fields.get("echo"):
+        fields["prompt_logprobs"] = fields["logprobs"]
+    sampling, speculation = kinds.read(values, _SAMPLING), _speculation(values)
+    request_id = answer.get("request_id", "")
+    requests = []
+    for index, prompt in enumerate(prompts):
+        name = f"{request_id}-{index}" if request_id and len(prompts) > 1 else request_id
+        given = Given(
+            fields=fields | prompt | {"request_id": name},
+            sampling=sampling,
+            speculation=speculation,
+        )
+        requests.append(generate_fields(given, serving.defaults, _most_tokens(serving, is_chat)))
+    return Wish(
+        requests=tuple(requests),
+        is_chat=is_chat,
+        request_id=request_id,
+        streams=answer.get("stream", False),
+        includes_usage=stream.get("include_usage", False),
+        continuous_usage=stream.get("continuous_usage_stats", False),
+        has_logprobs="logprobs" in fields,
+        has_token_ids=answer.get("return_token_ids", False),
+        has_provenance=fields.get("return_provenance", False),
+        has_trace=fields.get("return_trace", False),
+    )
+
+
+def _most_tokens(serving: Serving, is_chat: bool) -> int | None:
+    """Return the output tokens of a request that does not say; None for the checkpoint's own default."""
+    if serving.defaults.max_tokens is not None:
+        return None
+    return serving.limits.max_tokens if is_chat else DEFAULT_MAX_TOKENS
+
+
+def _speculation(values: Mapping[str, Any]) -> dict[str, Any]:
+    given = kinds.read(values, {"speculation": kinds.mapping}).get("speculation", {})
+    for name in given:
+        if name not in _SPECULATION:
+            rule = f"must have no other names than {', '.join(_SPECULATION)}"
+            raise RequestError("speculation", rule)
+    return kinds.read(given, _SPECULATION, "speculation.")
+
+
+def _logprobs(values: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+    """Return the number of alternatives; a chat asks for log-probabilities and for alternatives apart."""
+    if not is_chat:
+        return kinds.read(values, {"logprobs": kinds.count})
+    given = kinds.read(values, {"logprobs": kinds.flag, "top_logprobs": kinds.count})
+    if given.get("logprobs"):
+        return {"logprobs": given.get("top_logprobs", 0)}
+    if given.get("top_logprobs"):
+        raise RequestError("top_logprobs", "needs logprobs true")
+    return {}
+
+
+def _form(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the form of the answer that ``response_format`` asks for, by the names of our own fields."""
+    given = kinds.read(values, {"response_format": kinds.mapping}).get("response_format")
+    if given is None:
+        return {}
+    if values.get("json_schema") is not None:
+        raise RequestError("json_schema", "must be left out with response_format")
+    kind = given.get("type")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": '{"type":"object"}'}
+    if kind != "json_schema":
+        raise RequestError("response_format.type", "must be text, json_object or json_schema")
+    found = kinds.mapping("response_format.json_schema", given.get("json_schema"))
+    schema = found.get("schema")
+    if not isinstance(schema, dict):
+        raise RequestError("response_format.json_schema.schema", "must be an object")
+    return {"json_schema": json.dumps(schema, ensure_ascii=False, separators=(",", ":"))}

@@ -1,0 +1,90 @@
+"""From the messages of OpenAI's chats, and what belongs to them, to a conversation of the one intake."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.core.params import ChatMessage, ChatParams
+from outrider.runtime.serving.http.openai import kinds
+
+_FIELDS: Mapping[str, kinds.Kind] = {
+    "add_generation_prompt": kinds.flag,
+    "continue_final_message": kinds.flag,
+    "chat_template": kinds.text,
+    "chat_template_kwargs": kinds.mapping,
+}
+_CHOICES = ("none", "auto")
+
+
+def chat_of(values: Mapping[str, Any]) -> ChatParams:
+    """Return the conversation of a request; roles, sizes and templates are not checked yet.
+
+    Raises:
+        RequestError: a field has another type.
+        UnsupportedOption: a content is no text, or a tool is to be called for certain.
+    """
+    messages = values.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise RequestError("messages", "is required, and must be an array of at least one message")
+    given = kinds.read(values, _FIELDS)
+    arguments = dict(given.get("chat_template_kwargs", {}))
+    if (documents := values.get("documents")) is not None:
+        arguments["documents"] = documents
+    return ChatParams(
+        messages=tuple(_message(index, one) for index, one in enumerate(messages)),
+        adds_generation_prompt=given.get("add_generation_prompt"),
+        continues_final=given.get("continue_final_message", False),
+        tools=_tools(values),
+        arguments=_json(arguments) if arguments else "",
+        template=given.get("chat_template", ""),
+    )
+
+
+def _message(index: int, value: Any) -> ChatMessage:
+    path = f"messages[{index}]"
+    message = dict(kinds.mapping(path, value))
+    role = kinds.text(f"{path}.role", message.pop("role", None))
+    content = message.pop("content", None)
+    rest = {name: one for name, one in message.items() if one is not None}
+    if content is None:
+        # Of an assistant that calls tools: no content is not the empty one.
+        return ChatMessage(role=role, fields=_json({**rest, "content": None}))
+    return ChatMessage(
+        role=role,
+        content=_text(f"{path}.content", content),
+        fields=_json(rest) if rest else "",
+    )
+
+
+def _text(path: str, content: Any) -> str:
+    """Return a content as text; parts are lines of it, as in vLLM's for templates that want a string."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(path, "must be a string or an array of parts")
+    parts = []
+    for part in content:
+        found = kinds.mapping(path, part)
+        if found.get("type") != "text":
+            raise UnsupportedOption(f"{path}.type", "must be text: this server reads nothing else")
+        parts.append(kinds.text(f"{path}.text", found.get("text")))
+    return "\n".join(parts)
+
+
+def _tools(values: Mapping[str, Any]) -> str:
+    """Return the tools as the template is told of them; what the answer says of them is left in its text."""
+    tools, choice = values.get("tools"), values.get("tool_choice")
+    if choice is not None and choice not in _CHOICES:
+        raise UnsupportedOption("tool_choice", f"must be {' or '.join(_CHOICES)}, or left out")
+    if tools is None or choice == "none":
+        return ""
+    if not isinstance(tools, list):
+        raise RequestError("tools", "must be an array of objects")
+    return _json(tools) if tools else ""
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

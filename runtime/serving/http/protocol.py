@@ -1,0 +1,72 @@
+"""One connection of HTTP/1.1: uvicorn's, with bounds on what a stranger may send and hold before he is known."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST_HEADER_BYTES = 16 << 10
+"""Of a request's target and all its headers together, as of a gRPC call's metadata."""
+PATIENCE_S = 10.0
+"""For a connection's first request, and for the headers of each to arrive."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections beyond ``most_connections``, with long headers, or that do not say what they want."""
+
+    most_connections = 512
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Take a connection, if there is room for it."""
+        super().connection_made(transport)
+        self._num_header_bytes = 0
+        self._patience: asyncio.TimerHandle | None = None
+        if len(self.connections) > self.most_connections:
+            transport.abort()
+            return
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        super().on_message_begin()
+        self._num_header_bytes = 0
+        state: dict[str, Any] = self.scope["state"]
+        state["abort"] = self.transport.abort
+        self._wait()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of the target."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Have the request answered."""
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _count(self, num_bytes: int) -> None:
+        """Count bytes of headers; the parser ends the connection for what a callback raises."""
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > MOST_HEADER_BYTES:
+            raise ValueError("headers too long")
+
+    def _wait(self) -> None:
+        if self._patience is None:
+            self._patience = self.loop.call_later(PATIENCE_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

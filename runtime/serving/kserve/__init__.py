@@ -1,0 +1,1 @@
+"""The dialect of KServe and Triton: the Open Inference Protocol over gRPC, with Triton's streaming."""

@@ -1,0 +1,119 @@
+"""What a completion has answered so far, and the tensors that show it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outrider.oip import inference_pb2 as oip
+from outrider.runtime.core.params import BeamAnswer, EmittedToken, Finished, FinishReason
+from outrider.runtime.serving.kserve.tensors import BYTES, UINT32, add_counts, add_texts
+from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.tokenizer import TextCodec
+
+TEXT_OUTPUT = "text_output"
+# As vLLM calls them.
+REASONS = {
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One completion, or what has come of it since the last message.
+
+    Attributes:
+        reason: of vLLM's words; empty while the completion goes on.
+        num_drafted: draft tokens, once the completion has ended.
+        num_accepted: those of them that it has.
+    """
+
+    text: str = ""
+    tokens: list[EmittedToken] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    reason: str = ""
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+    def add(self, batch: Batch) -> None:
+        """Add what has come."""
+        self.text += batch.text
+        self.tokens += batch.tokens
+        self.token_ids += [token.token for token in batch.tokens]
+        if isinstance(end := batch.end, Finished):
+            self.text += end.text
+            self.reason = REASONS[end.reason]
+            self.num_drafted, self.num_accepted = end.report.num_drafted, end.report.num_accepted
+
+
+def answer_of(beam: BeamAnswer, report: Answer, lead: str) -> Answer:
+    """Return a completion that a beam search found, behind ``lead``, with the figures of the whole search."""
+    return Answer(
+        text=lead + beam.text,
+        token_ids=[*beam.tokens],
+        reason=REASONS[beam.reason],
+        num_drafted=report.num_drafted,
+        num_accepted=report.num_accepted,
+    )
+
+
+_TEXTS: Mapping[str, Callable[[Answer], str]] = {
+    TEXT_OUTPUT: lambda answer: answer.text,
+    "finish_reason": lambda answer: answer.reason,
+}
+_COUNTS: Mapping[str, Callable[[Answer], Sequence[int]]] = {
+    "token_ids": lambda answer: answer.token_ids,
+    "num_output_tokens": lambda answer: [len(answer.token_ids)],
+    "num_drafted_tokens": lambda answer: [answer.num_drafted],
+    "num_accepted_tokens": lambda answer: [answer.num_accepted],
+}
+LOGPROBS = "logprobs"
+NUM_INPUT_TOKENS = "num_input_tokens"
+OUTPUTS: Mapping[str, str] = {
+    **dict.fromkeys(_TEXTS, BYTES),
+    LOGPROBS: BYTES,
+    **dict.fromkeys(_COUNTS, UINT32),
+    NUM_INPUT_TOKENS: UINT32,
+}
+"""Datatypes of the tensors that can be asked for, by name."""
+
+
+def add_outputs(
+    response: oip.ModelInferResponse,
+    names: Sequence[str],
+    answers: Sequence[Answer],
+    num_input_tokens: int,
+    codec: TextCodec,
+) -> None:
+    """Add tensors that show some completions: of each an element, or of ``token_ids`` all one after another."""
+    for name in names:
+        if name in _TEXTS:
+            add_texts(response, name, [_TEXTS[name](answer) for answer in answers])
+        elif name == LOGPROBS:
+            add_texts(response, name, [_logprobs(answer.tokens, codec) for answer in answers])
+        elif name in _COUNTS:
+            counts = [count for answer in answers for count in _COUNTS[name](answer)]
+            add_counts(response, name, counts)
+        else:
+            add_counts(response, name, [num_input_tokens])
+
+
+def _logprobs(tokens: Sequence[EmittedToken], codec: TextCodec) -> str:
+    """Return, as Triton writes them, the chosen token and its alternatives by id, of each place; "null" for none."""
+    if not tokens or tokens[0].logprobs is None:
+        return "null"
+
+    def entry(token: int, logprob: float) -> dict[str, object]:
+        text = codec.decode((token,), skip_special_tokens=False)
+        return {"logprob": logprob, "decoded_token": text}
+
+    places = []
+    for token in tokens:
+        assert token.logprobs is not None  # all have some, or none has
+        found = {token.token: entry(token.token, token.logprobs.logprob)}
+        found |= {i: entry(i, logprob) for i, logprob in token.logprobs.top}
+        places.append(found)
+    return json.dumps(places)

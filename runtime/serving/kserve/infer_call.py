@@ -1,0 +1,263 @@
+"""One request of the Open Inference Protocol: its message in, its responses out.
+
+An id is a caller's own: it is repeated in answers, and several requests may have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from outrider.oip import inference_pb2 as oip
+from outrider.runtime.core.errors import (
+    MalformedRequest,
+    ModelNotFound,
+    RequestError,
+    UnsupportedOption,
+)
+from outrider.runtime.core.options import check_count
+from outrider.runtime.core.params import Finished, RequestSpec
+from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.serving.kserve.answer import (
+    OUTPUTS,
+    TEXT_OUTPUT,
+    Answer,
+    add_outputs,
+    answer_of,
+)
+from outrider.runtime.serving.kserve.options import add_options, read_options
+from outrider.runtime.serving.kserve.tensors import BOOL, BYTES, read_inputs
+from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.v1.wire import check_counts, fields_of
+from outrider.v1 import inference_pb2 as wire
+
+VERSION = "1"
+"""Of every model: there is one."""
+# Triton's way to ask for an output: an input of this name.
+_RETURNS = {
+    f"return_{name}": name
+    for name in ("finish_reason", "logprobs", "num_input_tokens", "num_output_tokens")
+}
+INPUTS = {
+    "text_input": BYTES,
+    "stream": BOOL,
+    "sampling_parameters": BYTES,
+    "exclude_input_in_output": BOOL,
+    **dict.fromkeys(_RETURNS, BOOL),
+}
+"""Datatypes of the tensors that a request may have, by name."""
+EMPTY_FINAL, IS_FINAL, INDEX = (
+    "triton_enable_empty_final_response",
+    "triton_final_response",
+    "index",
+)
+# Microseconds.
+_TIMEOUT = "timeout"
+MOST_ID = 128
+_MOST_PARAMETERS = 64
+
+Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """How a request is to be answered.
+
+    Attributes:
+        outputs: names of tensors, at least one.
+        streams: whether responses are sent as they are made.
+        has_empty_final: whether an empty response ends them.
+        lead: what the text begins with; empty unless the prompt is to be repeated.
+    """
+
+    outputs: tuple[str, ...] = (TEXT_OUTPUT,)
+    streams: bool = False
+    has_empty_final: bool = False
+    lead: str = ""
+
+
+class InferCall:
+    """A call of ``runtime.serving.frontend``.
+
+    Args:
+        serving: the served model.
+        message: None where the bytes were no such message.
+        caller: who asks.
+        send: takes the responses.
+        is_stream: whether ``send`` takes more than one, each of which says if it is the last.
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        message: oip.ModelInferRequest | None,
+        caller: Caller,
+        send: Send,
+        *,
+        is_stream: bool = False,
+    ) -> None:
+        self._serving = serving
+        self._caller = caller
+        self._send = send
+        self._is_stream = is_stream
+        self._message = message
+        self._id = id_of(message)
+        self._wishes = Wishes()
+        self._num_input_tokens = 0
+        self._answers: list[Answer] = []
+        self._num_open = 0
+
+    def caller(self) -> Caller:
+        """Return who asks, with the time that the request gives itself."""
+        remaining_s = self._caller.remaining_s
+        timeout_us = None if self._message is None else _timeout_us(self._message)
+        if timeout_us is None:
+            return self._caller
+        own_s = timeout_us / 1e6
+        return replace(
+            self._caller, remaining_s=own_s if remaining_s is None else min(own_s, remaining_s)
+        )
+
+    def fields(self) -> GenerateFields:
+        """Return what the message asks for, unchecked but for its tensors and the lengths of lists."""
+        message, serving = self._message, self._serving
+        self._message = None  # it may have megabytes, and the request may wait for long
+        if message is None:
+            raise MalformedRequest
+        if len(message.id) > MOST_ID:
+            raise RequestError("id", f"must be at most {MOST_ID} characters")
+        if not is_served(message.model_name, message.model_version, serving):
+            raise ModelNotFound
+        inputs: dict[str, Any] = read_inputs(message, INPUTS)
+        if "text_input" not in inputs:
+            raise RequestError("text_input", "is required")
+        request = wire.GenerateRequest(text=inputs["text_input"])
+        given, has_empty_final = _parameters(message)
+        options = read_options(inputs.get("sampling_parameters", "{}"))
+        if not options.keys().isdisjoint(given):
+            rule = "must not say again what sampling_parameters say"
+            raise RequestError("parameters", rule)
+        add_options(request, given | options)
+        self._wishes = Wishes(
+            outputs=_outputs(message, inputs),
+            streams=inputs.get("stream", False),
+            has_empty_final=has_empty_final,
+            lead=self._lead(inputs, echoes=request.echo),
+        )
+        check_counts(request, serving.limits, serving.model)
+        return fields_of(request, serving.defaults)
+
+    def _lead(self, inputs: dict[str, Any], *, echoes: bool) -> str:
+        """Return the prompt where the text is to begin with it: by Triton's rule unless it is streamed."""
+        streams = inputs.get("stream", False)
+        if streams and not self._is_stream:
+            raise RequestError("stream", "must be false or left out with ModelInfer")
+        if inputs.get("exclude_input_in_output", streams):
+            return ""
+        if streams:
+            raise RequestError("exclude_input_in_output", "must be true or left out with stream")
+        lead: str = inputs["text_input"]
+        return "" if echoes else lead
+
+    def begin(self, spec: RequestSpec) -> None:
+        """Note how many completions the request in the queue has."""
+        self._num_input_tokens = spec.num_prompt_tokens
+        self._num_open = spec.num_samples
+        self._answers = [Answer(text=self._wishes.lead) for _ in range(spec.num_samples)]
+
+    async def write(self, batch: Batch) -> None:
+        """Send what has come; or, where nothing is to be streamed, all completions at the end of the last one."""
+        wishes, answer = self._wishes, self._answers[batch.index]
+        answer.add(batch)
+        self._num_open -= isinstance(batch.end, Finished)
+        if isinstance(batch.end, Finished) and batch.end.beams:
+            found = batch.end.beams
+            await self._respond([answer_of(beam, answer, wishes.lead) for beam in found], 0)
+        elif wishes.streams:
+            self._answers[batch.index] = Answer()
+            await self._respond([answer], batch.index)
+        elif self._num_open == 0:
+            await self._respond(self._answers, 0)
+
+    async def _respond(self, shown: list[Answer], index: int) -> None:
+        wishes, is_last = self._wishes, self._num_open == 0
+        response = self._response()
+        add_outputs(response, wishes.outputs, shown, self._num_input_tokens, self._serving.codec)
+        if self._is_stream:
+            if wishes.streams and len(self._answers) > 1:
+                response.parameters[INDEX].int64_param = index
+            response.parameters[IS_FINAL].bool_param = is_last and not wishes.has_empty_final
+        await self._send(response)
+        if self._is_stream and is_last and wishes.has_empty_final:
+            final = self._response()
+            final.parameters[IS_FINAL].bool_param = True
+            await self._send(final)
+
+    def _response(self) -> oip.ModelInferResponse:
+        """Return a response without outputs."""
+        return oip.ModelInferResponse(
+            model_name=self._serving.model.name, model_version=VERSION, id=self._id
+        )
+
+
+def message_of(data: bytes) -> oip.ModelInferRequest | None:
+    """Return the message of these bytes; None where they are none."""
+    try:
+        return oip.ModelInferRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+def id_of(message: oip.ModelInferRequest | None) -> str:
+    """Return a request's id; of one that is too long the beginning."""
+    return "" if message is None else message.id[:MOST_ID]
+
+
+def is_served(name: str, version: str, serving: Serving) -> bool:
+    """Return whether a model is the served one; each of its names may be left out."""
+    return name in ("", serving.model.name) and version in ("", VERSION)
+
+
+def _value(parameter: oip.InferParameter) -> Any:
+    choice = parameter.WhichOneof("parameter_choice")
+    return None if choice is None else getattr(parameter, choice)
+
+
+def _timeout_us(message: oip.ModelInferRequest) -> int | None:
+    """Return a request's own time, where it gives itself a possible one; reads no other parameter."""
+    if _TIMEOUT not in message.parameters:
+        return None
+    value = _value(message.parameters[_TIMEOUT])
+    is_possible = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return value if is_possible else None
+
+
+def _parameters(message: oip.ModelInferRequest) -> tuple[dict[str, Any], bool]:
+    """Return the options among a request's parameters, and whether an empty response is to end the answer."""
+    check_count("parameters", message.parameters, _MOST_PARAMETERS)
+    given = {name: _value(one) for name, one in message.parameters.items()}
+    has_empty_final = given.pop(EMPTY_FINAL, False)
+    if _TIMEOUT in given and _timeout_us(message) is None:
+        raise RequestError(_TIMEOUT, "must be a whole number of microseconds above 0")
+    if not isinstance(has_empty_final, bool):
+        raise RequestError(EMPTY_FINAL, "must be true or false")
+    given.pop(_TIMEOUT, None)
+    return given, has_empty_final
+
+
+def _outputs(message: oip.ModelInferRequest, inputs: dict[str, Any]) -> tuple[str, ...]:
+    check_count("outputs", message.outputs, len(OUTPUTS))
+    for one in message.outputs:
+        if one.name not in OUTPUTS:
+            raise RequestError("outputs", f"each must be one of {', '.join(OUTPUTS)}")
+        if one.parameters:
+            raise UnsupportedOption(
+                "outputs", "must have no parameters: shared memory is not served"
+            )
+    names = [one.name for one in message.outputs] or [TEXT_OUTPUT]
+    names += [output for name, output in _RETURNS.items() if inputs.get(name)]
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,107 @@
+"""The service ``inference.GRPCInferenceService``; methods that it has elsewhere and not here are UNIMPLEMENTED."""
+
+from __future__ import annotations
+
+import grpc
+from outrider.oip import inference_pb2 as oip
+from outrider.runtime.core.errors import ModelNotFound
+from outrider.runtime.serving.doors import gate
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.kserve.answer import OUTPUTS
+from outrider.runtime.serving.kserve.infer_call import (
+    INPUTS,
+    VERSION,
+    InferCall,
+    is_served,
+    message_of,
+)
+from outrider.runtime.serving.kserve.stream import InferStream
+from outrider.runtime.serving.v1.answers import Context, answered, caller_of
+from outrider.runtime.serving.v1.wire import parse
+from outrider.runtime.serving.watch.process import server_version
+
+SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+
+
+class OpenInferenceService:
+    """Handlers of the Open Inference Protocol over what ``intake`` serves."""
+
+    name = SERVICE
+
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """Return the handler of all methods that are served."""
+        unary = grpc.unary_unary_rpc_method_handler
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "ServerLive": unary(self.server_live),
+                "ServerReady": unary(self.server_ready),
+                "ModelReady": unary(self.model_ready),
+                "ServerMetadata": unary(self.server_metadata),
+                "ModelMetadata": unary(self.model_metadata),
+                "ModelInfer": unary(self.model_infer),
+                "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self.model_stream_infer),
+            },
+        )
+
+    async def server_live(self, data: bytes, context: Context) -> bytes:
+        """Return that the process answers."""
+        return oip.ServerLiveResponse(live=True).SerializeToString()
+
+    async def server_ready(self, data: bytes, context: Context) -> bytes:
+        """Return whether requests are taken."""
+        return oip.ServerReadyResponse(ready=self._intake.is_ready).SerializeToString()
+
+    async def model_ready(self, data: bytes, context: Context) -> bytes:
+        """Return whether requests are taken for a model."""
+        return await answered("ModelReady", context, self._model_ready(data))
+
+    async def server_metadata(self, data: bytes, context: Context) -> bytes:
+        """Return what serves."""
+        answer = oip.ServerMetadataResponse(name="outrider", version=server_version())
+        return answer.SerializeToString()
+
+    async def model_metadata(self, data: bytes, context: Context) -> bytes:
+        """Return the tensors of a model."""
+        return await answered("ModelMetadata", context, self._model_metadata(data))
+
+    async def model_infer(self, data: bytes, context: Context) -> bytes:
+        """Return the answer to a request, whole."""
+        return await answered("ModelInfer", context, self._model_infer(data, context))
+
+    async def model_stream_infer(self, requests: object, context: Context) -> None:
+        """Answer the requests of a stream side by side, until it ends."""
+        stream = InferStream(self._intake, gate.identity(), context)
+        await answered("ModelStreamInfer", context, stream.answer_all())
+
+    async def _model_ready(self, data: bytes) -> bytes:
+        request, is_ready = parse(oip.ModelReadyRequest, data), False
+        if self._intake.is_ready:
+            is_ready = is_served(request.name, request.version, self._intake.serving)
+        return oip.ModelReadyResponse(ready=is_ready).SerializeToString()
+
+    async def _model_metadata(self, data: bytes) -> bytes:
+        request, serving = parse(oip.ModelMetadataRequest, data), self._intake.serving
+        if not is_served(request.name, request.version, serving):
+            raise ModelNotFound
+        answer = oip.ModelMetadataResponse(
+            name=serving.model.name, versions=[VERSION], platform="outrider"
+        )
+        for name, datatype in INPUTS.items():
+            answer.inputs.add(name=name, datatype=datatype, shape=[1])
+        for name, datatype in OUTPUTS.items():
+            answer.outputs.add(name=name, datatype=datatype, shape=[-1])
+        return answer.SerializeToString()
+
+    async def _model_infer(self, data: bytes, context: Context) -> bytes:
+        intake, answers = self._intake, list[oip.ModelInferResponse]()
+
+        async def keep(response: oip.ModelInferResponse) -> None:
+            answers.append(response)
+
+        caller = caller_of(gate.identity(), context, dialect="kserve", method="ModelInfer")
+        await intake.frontend.complete(InferCall(intake.serving, message_of(data), caller, keep))
+        return answers[0].SerializeToString()

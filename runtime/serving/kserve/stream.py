@@ -1,0 +1,89 @@
+"""A stream of the Open Inference Protocol: many requests, answered side by side.
+
+Each is a call of its own in a task of its own, and a lock keeps their responses apart. The stream's end, whatever it
+is, ends them all. Who opened it makes all its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import grpc.aio
+from outrider.oip import inference_pb2 as oip
+from outrider.runtime.core.errors import ServingError, SlowConsumer
+from outrider.runtime.core.tenant import Identity
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.kserve.infer_call import IS_FINAL, InferCall, id_of, message_of
+from outrider.runtime.serving.v1.answers import Context, caller_of, failure_of
+
+MOST_REQUESTS = 64
+"""Of one stream at once; the next one is read when one has ended."""
+
+log = logging.getLogger(__name__)
+
+
+class InferStream:
+    """One call of ``ModelStreamInfer``, made by ``identity``."""
+
+    def __init__(self, intake: Intake, identity: Identity, context: Context) -> None:
+        self._intake = intake
+        self._identity = identity
+        self._context = context
+        self._writing = asyncio.Lock()
+        self._room = asyncio.Semaphore(MOST_REQUESTS)
+
+    async def answer_all(self) -> None:
+        """Answer what comes until the caller says that nothing more does; cancelled, end all that runs.
+
+        Raises:
+            SlowConsumer: the caller does not read; what was being written is lost, so that nothing can follow it.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    await self._room.acquire()
+                    data = await self._context.read()
+                    if data is grpc.aio.EOF:
+                        return
+                    group.create_task(self._answer(data))
+        except* SlowConsumer as failed:
+            failure = failed.exceptions[0]
+        raise failure
+
+    async def _answer(self, data: bytes) -> None:
+        """Answer one request; its failure is a message of the stream, and ends no other."""
+        message, intake, context = message_of(data), self._intake, self._context
+        request_id = id_of(message)
+        try:
+            caller = caller_of(self._identity, context, dialect="kserve", method="ModelStreamInfer")
+            call = InferCall(intake.serving, message, caller, self._send, is_stream=True)
+            await intake.frontend.complete(call)
+        except SlowConsumer:
+            raise
+        except Exception as error:
+            # Of a caller who has gone away, a write fails with any exception.
+            if isinstance(error, ServingError) or not context.done():
+                await self._tell(request_id, failure_of("ModelStreamInfer", error))
+        finally:
+            self._room.release()
+
+    async def _tell(self, request_id: str, failure: ServingError) -> None:
+        """Send an error, in a message that has room for its text alone: id and reason stand in that."""
+        name = f"[request id: {request_id}] " if request_id else ""
+        response = oip.ModelInferResponse(id=request_id)
+        response.parameters[IS_FINAL].bool_param = True
+        answer = oip.ModelStreamInferResponse(
+            error_message=f"{name}{failure.reason}: {failure}", infer_response=response
+        )
+        try:
+            await self._write(answer)
+        except Exception:
+            log.debug("an error reached nobody: the caller has gone away")
+
+    async def _send(self, response: oip.ModelInferResponse) -> None:
+        await self._write(oip.ModelStreamInferResponse(infer_response=response))
+
+    async def _write(self, answer: oip.ModelStreamInferResponse) -> None:
+        async with self._writing:
+            await self._context.write(answer.SerializeToString())

