@@ -83,7 +83,7 @@ class VllmEngineService:
         await answered("GetTokenizer", context, self._get_tokenizer(context))
 
     async def _generate(self, data: bytes, context: Context) -> None:
-        intake, caller = self._intake, caller_of(gate.identity(), context)
+        intake, caller = self._intake, caller_of(gate.identity(), context, dialect="vllm")
         await intake.frontend.complete(EngineCall(intake.serving, data, caller, context.write))
 
     async def _abort(self, data: bytes) -> bytes:
