@@ -14,14 +14,14 @@ import typer
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.cli.serve.command import what_to_serve, with_settings
 from outrider.runtime.cli.serve.limits import limit_values
-from outrider.runtime.cli.serve.settings import DEFAULT, TABLES, source_of, sources_of_pairs
+from outrider.runtime.cli.serve.settings import DEFAULT, PREFIX, TABLES, source_of, sources_of_pairs
 from outrider.runtime.core.drafting import setting_names
 
 if TYPE_CHECKING:
     from outrider.runtime.serving.opening import ServeOptions
 
 HIDDEN = "(hidden)"
-_SECRET = re.compile("key|token|secret|passw|credential|authorization", re.IGNORECASE)
+SECRET = re.compile("key|token|secret|passw|credential|authorization", re.IGNORECASE)
 _USER = re.compile("//[^/]*@")
 
 
@@ -39,7 +39,7 @@ class Row:
         """Return the value; of a text that may be a secret, by its name or a user in its address, only that it is."""
         if isinstance(self.value, Path):
             return str(self.value)
-        if isinstance(self.value, str) and (_SECRET.search(self.name) or _USER.search(self.value)):
+        if isinstance(self.value, str) and (SECRET.search(self.name) or _USER.search(self.value)):
             return HIDDEN
         return self.value
 
@@ -65,6 +65,7 @@ def config(
     if as_json:
         typer.echo(json.dumps(_tree(rows), indent=2))
     elif show:
+        typer.echo(f"# {given['config'] or 'no file'}, {PREFIX}_ variables and the command line")
         for line in _lines(rows):
             typer.echo(line)
 
