@@ -37,10 +37,10 @@ class Row:
     @property
     def shown(self) -> object:
         """Return the value; of a text that may be a secret, by its name or a user in its address, only that it is."""
-        if isinstance(self.value, Path):
-            return str(self.value)
-        if isinstance(self.value, str) and (SECRET.search(self.name) or _USER.search(self.value)):
-            return HIDDEN
+        texts = self.value if isinstance(self.value, (list, tuple)) else [self.value]
+        for text in texts:
+            if isinstance(text, str) and (SECRET.search(self.name) or _USER.search(text)):
+                return HIDDEN
         return self.value
 
 
@@ -63,9 +63,10 @@ def config(
         _, options = what_to_serve(**given | {"bundle": given["bundle"] or Path()})
     rows = _rows(context, given, options)
     if as_json:
-        typer.echo(json.dumps(_tree(rows), indent=2))
+        typer.echo(json.dumps(_tree(rows), indent=2, default=str))
     elif show:
-        typer.echo(f"# {given['config'] or 'no file'}, {PREFIX}_ variables and the command line")
+        file = _toml(given["config"] or "no file")
+        typer.echo(f"# {file}, {PREFIX}_ variables and the command line")
         for line in _lines(rows):
             typer.echo(line)
 
@@ -116,8 +117,8 @@ def _key(name: str) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
+    if isinstance(value, (str, Path)):
         # JSON's texts are TOML's, but for the one letter that JSON leaves as it is.
-        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text = json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         return text.encode("utf-8", "backslashreplace").decode()
     return str(value).lower()

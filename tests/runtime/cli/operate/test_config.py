@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 from outrider.runtime.cli.main import app
-from outrider.runtime.cli.operate.config import SECRET
+from outrider.runtime.cli.operate.config import HIDDEN, SECRET, Row
 from outrider.runtime.cli.serve.command import what_to_serve
 from typer.testing import CliRunner
 
@@ -63,6 +63,8 @@ def test_secrets_are_hidden_and_paths_of_secrets_are_not(file: Path):
         assert "/etc/keys" in text
         assert "api_token" in text
     assert "s3cret" not in config("--show", OUTRIDER_SERVE_PROVIDER_OPTION="my_PassWord=s3cret")
+    several = Row(table="", name="api_keys", value=["s3cret"], source="file")
+    assert several.shown == HIDDEN
 
 
 def test_what_is_shown_is_a_file_to_start_with(tmp_path: Path):
