@@ -17,6 +17,7 @@ from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.kserve.infer_call import IS_FINAL, InferCall, id_of, message_of
 from outrider.runtime.serving.v1.answers import Context, caller_of, failure_of
 
+DIALECT = "kserve"
 MOST_REQUESTS = 64
 """Of one stream at once; the next one is read when one has ended."""
 
@@ -31,6 +32,7 @@ class InferStream:
         self._identity = identity
         self._context = context
         self._writing = asyncio.Lock()
+        self._is_cut = False
         self._room = asyncio.Semaphore(MOST_REQUESTS)
 
     async def answer_all(self) -> None:
@@ -56,7 +58,7 @@ class InferStream:
         message, intake, context = message_of(data), self._intake, self._context
         request_id = id_of(message)
         try:
-            caller = caller_of(self._identity, context)
+            caller = caller_of(self._identity, context, DIALECT, "ModelStreamInfer")
             call = InferCall(intake.serving, message, caller, self._send, is_stream=True)
             await intake.frontend.complete(call)
         except SlowConsumer:
@@ -86,4 +88,9 @@ class InferStream:
 
     async def _write(self, answer: oip.ModelStreamInferResponse) -> None:
         async with self._writing:
+            if self._is_cut:
+                raise SlowConsumer
+            # Stays so if the write is given up: gRPC may have a part of it, and takes no other one.
+            self._is_cut = True
             await self._context.write(answer.SerializeToString())
+            self._is_cut = False

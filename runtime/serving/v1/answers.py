@@ -38,9 +38,13 @@ class Carrier(Protocol):
         ...
 
 
-def caller_of(identity: Identity, context: Carrier) -> Caller:
+def caller_of(
+    identity: Identity, context: Carrier, dialect: str = "outrider.v1", method: str = "Generate"
+) -> Caller:
     """Return who makes a call. Who has proven nothing is known only where he is on this machine."""
     return Caller(
+        dialect=dialect,
+        method=method,
         tenant=identity.tenant,
         is_known=bool(identity.key) or is_local(context.peer()),
         remaining_s=context.time_remaining(),
