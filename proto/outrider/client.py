@@ -51,7 +51,8 @@ class Client:
     own with its first call.
 
     Args:
-        address: gRPC target, for example ``localhost:50051`` or ``dns:///service:50051``.
+        address: gRPC target, for example ``localhost:50051``; of replicas ``dns:///service:50051``, or a list as in
+            ``ipv4:192.0.2.10:50051,192.0.2.11:50051``.
         credentials: of the channel, where the files below do not say them; None is plain text.
         api_key: key or JSON Web Token that is sent with every call, and with gRPC's health checks over TLS.
         tls_ca: file of the authorities that may have signed the server's certificate, PEM; turns TLS on.

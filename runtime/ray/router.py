@@ -21,6 +21,8 @@ class AffinityRouter(RequestRouter):
         """Return the replicas in the order to try them; of a group, Ray takes the one with the fewest requests."""
         # What is raised here is logged by Ray, and the call then hangs until its deadline.
         try:
+            if pending_request is None:
+                return [[*candidate_replicas]]
             metadata = pending_request.metadata
             context = metadata.grpc_context
             shown = () if context is None else context.invocation_metadata()

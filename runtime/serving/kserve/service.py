@@ -15,7 +15,7 @@ from outrider.runtime.serving.kserve.infer_call import (
     is_served,
     message_of,
 )
-from outrider.runtime.serving.kserve.stream import DIALECT, InferStream
+from outrider.runtime.serving.kserve.stream import InferStream
 from outrider.runtime.serving.v1.answers import Context, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.watch.process import server_version
@@ -102,6 +102,6 @@ class OpenInferenceService:
         async def keep(response: oip.ModelInferResponse) -> None:
             answers.append(response)
 
-        caller = caller_of(gate.identity(), context, DIALECT, "ModelInfer")
+        caller = caller_of(gate.identity(), context, dialect="kserve", method="ModelInfer")
         await intake.frontend.complete(InferCall(intake.serving, message_of(data), caller, keep))
         return answers[0].SerializeToString()

@@ -17,7 +17,6 @@ from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.kserve.infer_call import IS_FINAL, InferCall, id_of, message_of
 from outrider.runtime.serving.v1.answers import Context, caller_of, failure_of
 
-DIALECT = "kserve"
 MOST_REQUESTS = 64
 """Of one stream at once; the next one is read when one has ended."""
 
@@ -58,7 +57,7 @@ class InferStream:
         message, intake, context = message_of(data), self._intake, self._context
         request_id = id_of(message)
         try:
-            caller = caller_of(self._identity, context, DIALECT, "ModelStreamInfer")
+            caller = caller_of(self._identity, context, dialect="kserve", method="ModelStreamInfer")
             call = InferCall(intake.serving, message, caller, self._send, is_stream=True)
             await intake.frontend.complete(call)
         except SlowConsumer:

@@ -39,18 +39,22 @@ class Carrier(Protocol):
 
 
 def caller_of(
-    identity: Identity, context: Carrier, dialect: str = "outrider.v1", method: str = "Generate"
+    identity: Identity,
+    context: Carrier,
+    *,
+    dialect: str = "outrider.v1",
+    method: str = "Generate",
 ) -> Caller:
     """Return who makes a call. Who has proven nothing is known only where he is on this machine."""
     return Caller(
-        dialect=dialect,
-        method=method,
         tenant=identity.tenant,
         is_known=bool(identity.key) or is_local(context.peer()),
         remaining_s=context.time_remaining(),
         rules=identity.rules,
         key=identity.key,
         peer=context.peer(),
+        dialect=dialect,
+        method=method,
         trace=trace_headers(context.invocation_metadata() or ()),
     )
 

@@ -18,7 +18,6 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 SERVICE = vllm.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-DIALECT = "vllm"
 # What gateways know the dialect by.
 _SERVER_TYPE = "vllm-grpc"
 _CHUNK_BYTES = 1 << 20
@@ -84,8 +83,7 @@ class VllmEngineService:
         await answered("GetTokenizer", context, self._get_tokenizer(context))
 
     async def _generate(self, data: bytes, context: Context) -> None:
-        intake = self._intake
-        caller = caller_of(gate.identity(), context, DIALECT, "Generate")
+        intake, caller = self._intake, caller_of(gate.identity(), context, dialect="vllm")
         await intake.frontend.complete(EngineCall(intake.serving, data, caller, context.write))
 
     async def _abort(self, data: bytes) -> bytes:

@@ -101,13 +101,19 @@ class Cluster:
         Raises:
             CalledProcessError: the application cannot be deployed.
         """
-        program = [
-            str(self.venv / "bin" / "python"),
-            str(ROOT / "scripts" / "soak" / "fleet" / "ray_app.py"),
-        ]
-        ports = [f"127.0.0.1:{self.port}", *map(str, self.ports)]
-        subprocess.run([*program, *ports, json.dumps(args)], env=self._variables, check=True,
-                       timeout=PATIENCE_S, stderr=subprocess.DEVNULL)  # fmt: skip
+        program = str(ROOT / "scripts" / "soak" / "fleet" / "ray_app.py")
+        self.run(program, f"127.0.0.1:{self.port}", *map(str, self.ports), json.dumps(args))
+
+    def run(self, *arguments: str) -> None:
+        """Run Python in Ray's environment.
+
+        Raises:
+            CalledProcessError: it failed.
+        """
+        command = [str(self.venv / "bin" / "python"), *arguments]
+        subprocess.run(
+            command, env=self._variables, check=True, timeout=PATIENCE_S, stderr=subprocess.DEVNULL
+        )
 
     def kill_node(self, index: int) -> None:
         """End every process of a node at once, as where a machine is switched off."""

@@ -31,11 +31,11 @@ LONG = 400
 
 @pytest.fixture(scope="module")
 def bundle(tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of many layers, which takes a millisecond for a token, so that its answers last."""
+    """A model of many layers, so that its answers last."""
     from outrider.export.pipeline import export_bundle
 
     root = tmp_path_factory.mktemp("slow")
-    write_llama(root / "target", num_layers=32, hidden_size=64, seed=3)
+    write_llama(root / "target", num_layers=12, hidden_size=64, seed=3)
     out = root / "bundle"
     export_bundle(target=root / "target", draft=tiny_checkpoints[1], out=out, max_context=512, max_batch=NUM_SLOTS,
                   progress=lambda stage: None)  # fmt: skip
@@ -75,9 +75,21 @@ async def ended(stream: AsyncGenerator[wire.GenerateResponse]) -> str:
     return "finished" if finishes == 1 else f"{finishes} finishes"
 
 
-def long_answer(client: Client, **options: Any) -> AsyncGenerator[wire.GenerateResponse]:
+def long_answer(
+    client: Client,
+    timeout_s: float = PATIENCE_S,
+    metadata: dict[str, str] | None = None,
+    request_id: str = "",
+) -> AsyncGenerator[wire.GenerateResponse]:
+    """An answer of some hundred passes of the target."""
     return client.generate(
-        PROMPT, max_tokens=LONG, ignore_eos=True, timeout_s=PATIENCE_S, **options
+        PROMPT,
+        max_tokens=LONG,
+        ignore_eos=True,
+        speculation={"enabled": False},
+        timeout_s=timeout_s,
+        metadata=metadata,
+        request_id=request_id,
     )
 
 
@@ -107,9 +119,7 @@ async def test_a_deadline_and_a_cancellation_free_the_slot(cluster: Cluster) -> 
     async with client_of(cluster) as client:
         session = affinity_metadata(session="leaves")
         with pytest.raises(DeadlineExceeded):
-            async for _ in client.generate(
-                PROMPT, max_tokens=LONG, ignore_eos=True, timeout_s=0.1, metadata=session
-            ):
+            async for _ in long_answer(client, 0.1, session):
                 pass
         stream = long_answer(client, metadata=session)
         await anext(stream), await anext(stream)
@@ -117,6 +127,15 @@ async def test_a_deadline_and_a_cancellation_free_the_slot(cluster: Cluster) -> 
         async with asyncio.timeout(PATIENCE_S):
             while (await load_of(client, "leaves")).num_free_slots != NUM_SLOTS:
                 pass
+
+
+async def test_a_running_request_is_aborted_by_its_id_and_session(cluster: Cluster) -> None:
+    async with client_of(cluster) as client:
+        session = affinity_metadata(session="aborts")
+        stream = long_answer(client, metadata=session, request_id="mine")
+        await anext(stream), await anext(stream)
+        assert await client.abort("mine", "nobody", metadata=session) == ["mine"]
+        assert await ended(stream) == "CANCELLED ABORTED_BY_RPC"
 
 
 async def test_a_session_stays_with_its_replica_and_so_does_a_prefix(cluster: Cluster) -> None:
@@ -139,6 +158,30 @@ async def test_a_session_stays_with_its_replica_and_so_does_a_prefix(cluster: Cl
         metadata = affinity_metadata(prefix=prompt)
         found = [await cached(client, metadata, prompt) for client in (one, other, one, other)]
         assert found[0] == 0 < min(found[1:])
+
+
+ROUTE = """
+import asyncio
+from types import SimpleNamespace as Some
+from outrider.runtime.ray.router import AffinityRouter
+
+router = object.__new__(AffinityRouter)
+replicas = [Some(replica_id=Some(unique_id=name)) for name in "abc"]
+
+def chosen(pending):
+    groups = asyncio.run(router.choose_replicas(replicas, pending))
+    return ["".join(one.replica_id.unique_id for one in group) for group in groups]
+
+keyed = Some(metadata=Some(session_id="s", grpc_context=None))
+assert sorted(chosen(keyed)) == ["a", "b", "c"] and chosen(keyed) == chosen(keyed)
+assert chosen(None) == chosen(Some(metadata=Some(session_id="", grpc_context=None))) == ["abc"]
+assert chosen(Some(metadata=None)) == chosen(object()) == ["abc"]
+"""
+
+
+def test_a_router_that_fails_sends_requests_to_any_replica(cluster: Cluster) -> None:
+    """What it raised would be logged, and the call would hang."""
+    cluster.run("-c", ROUTE)
 
 
 async def test_running_answers_outlive_a_change_of_all_replicas(
