@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -107,8 +108,10 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.CANCELLED: CallCancelled,
     grpc.StatusCode.INTERNAL: ServerFailed,
 }
-# A replica of ``outrider.runtime.ray`` died with the request; the latter is the name of its actor, in Ray's own words.
-_LOST, _RAY_REPLICA = "REPLICA_LOST", "SERVE_REPLICA::"
+# A replica of ``outrider.runtime.ray`` died with the request; and what Ray says of that: an actor of this name died, or
+# one by its id is unavailable.
+_LOST = "REPLICA_LOST"
+_RAY_REPLICA = re.compile("SERVE_REPLICA::|The actor [0-9a-f]+ is unavailable")
 # Reasons whose reaction is another than their code's.
 _CLASS_OF_REASON: Mapping[str, type[CallError]] = {
     "QUOTA_EXCEEDED": QuotaExceeded,
@@ -153,7 +156,7 @@ def _is_lost(error: grpc.RpcError) -> bool:
     code, details = error.code(), error.details() or ""
     if code == grpc.StatusCode.UNAVAILABLE:
         return details.startswith(f"{_LOST}: ")
-    return code == grpc.StatusCode.INTERNAL and _RAY_REPLICA in details
+    return code == grpc.StatusCode.INTERNAL and _RAY_REPLICA.search(details) is not None
 
 
 def _rich_status(error: grpc.RpcError) -> status_pb2.Status:

@@ -140,7 +140,8 @@ class Ended(grpc.RpcError):  # type: ignore[misc]
 def test_a_lost_replica_behind_rays_proxy_is_unavailable_in_whoevers_words() -> None:
     own = Ended(grpc.StatusCode.UNAVAILABLE, "REPLICA_LOST: the replica is gone; try again")
     rays = "The actor died.\n\tname: SERVE_REPLICA::outrider#Outrider#x\n\tip: 192.0.2.2"
-    for ended in (own, Ended(grpc.StatusCode.INTERNAL, rays)):
+    gone = "The actor 0915fc8e is unavailable: RPC error: recvmsg on 192.0.2.2"
+    for ended in (own, *(Ended(grpc.StatusCode.INTERNAL, one) for one in (rays, gone))):
         error = decode_error(ended)
         assert isinstance(error, Unavailable) and error.code == grpc.StatusCode.UNAVAILABLE
         assert error.reason == "REPLICA_LOST" and "192.0.2.2" not in str(error)
