@@ -19,6 +19,7 @@ from outrider.runtime.cli import signing as cli_signing
 from outrider.runtime.cli.entry import version
 from outrider.runtime.cli.operate import config as cli_config
 from outrider.runtime.cli.operate import health as cli_health
+from outrider.runtime.cli.operate import top as cli_top
 from outrider.runtime.cli.operate import warm as cli_warm
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 from outrider.runtime.cli.serve import command as cli_serve
@@ -47,6 +48,7 @@ app.command(context_settings=CONTEXT)(cli_config.config)
 app.command(context_settings=CONTEXT)(cli_serve.serve)
 app.command(context_settings=CONTEXT)(cli_warm.warm)
 app.command()(cli_signing.sign)
+app.command()(cli_top.top)
 app.command()(cli_signing.verify)
 
 

@@ -45,6 +45,7 @@ from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 from outrider.runtime.serving.watch.exposition import Exposition
+from outrider.runtime.serving.watch.logs import bounded
 from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.runtime.serving.watch.process import EngineState, State
 from outrider.runtime.serving.watch.tracing import open_spans
@@ -237,7 +238,7 @@ class Server:
     def _note_refusal(
         self, method: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        caller = Caller(peer=peer)
+        caller = Caller(peer=peer, dialect=bounded(method.strip("/").rpartition("/")[0]))
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
         self.intake.ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)

@@ -33,6 +33,7 @@ from outrider.runtime.serving.watch.tracing import Spans
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.served import MakeListeners, begin, server_of
+from tests.runtime.watched import watched as watched
 
 ALPHABET = string.ascii_lowercase + " é"
 EOS = len(ALPHABET)

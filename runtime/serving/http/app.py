@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -14,19 +12,19 @@ from outrider.runtime.serving.http.answers import (
     answer_json,
 )
 from outrider.runtime.serving.http.body import parse_object, read_body
-from outrider.runtime.serving.http.openai.completions import Completions, caller_of
+from outrider.runtime.serving.http.callers import caller_of
+from outrider.runtime.serving.http.openai.completions import Completions
 from outrider.runtime.serving.http.openai.tokens import detokenize, tokenize, tokenizer_info
 from outrider.runtime.serving.http.pages import Page
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.v1.answers import failure_of
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 _Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-log = logging.getLogger(__name__)
 
 
 def router(
@@ -94,11 +92,8 @@ class _Answered:
             return
         except ClientDisconnect:
             return
-        except errors.ServingError as error:
-            failure = error
-        except Exception:
-            failure = errors.InternalError(uuid.uuid4().hex)
-            log.exception("HTTP: internal error %s", failure.error_id)
+        except Exception as error:
+            failure = failure_of(scope["path"], error)
         await answer_error(failure, send)
 
 
@@ -120,7 +115,7 @@ class _Asked:
         request = Request(scope, receive)
         body = await read_body(request, self._max_bytes)
         values = parse_object(body)
-        await answer_json(await self._ask(values, self._intake, caller_of(request)), send)
+        await answer_json(await self._ask(values, self._intake, caller_of(scope)), send)
 
 
 def _models(intake: Intake, created_s: int) -> dict[str, Any]:

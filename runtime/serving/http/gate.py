@@ -11,7 +11,7 @@ import logging
 import urllib.parse
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.tenant import TENANT_KEY, Identity, is_local, is_loopback, tenant_of
@@ -22,6 +22,7 @@ from outrider.runtime.serving.doors.authenticator import (
     sole_header,
 )
 from outrider.runtime.serving.http.answers import answer_error
+from outrider.runtime.serving.http.callers import peer_of, values_of
 from outrider.runtime.serving.http.errors import NoSuchRoute, WrongMethod
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Gate:
-    """Lets requests through whose callers are known and may make them; ``identity_of`` tells a handler who calls.
+    """Lets requests through whose callers are known and may make them; ``callers`` tells a handler who calls.
 
     Args:
         app: behind the gate.
@@ -86,10 +87,9 @@ class Gate:
         route = (method, scope["path"])
         found: Identity | None = None
         try:
-            headers: list[tuple[bytes, bytes]] = scope["headers"]
             if self._has_own_names:
-                _check_host(_values(headers, b"host"))
-            _check_origin(_values(headers, b"origin"), _values(headers, b"host"))
+                _check_host(values_of(scope, "host"))
+            _check_origin(values_of(scope, "origin"), values_of(scope, "host"))
             if route not in self._open:
                 found = self._identify(scope)
                 if route not in self._scope_of:
@@ -112,33 +112,15 @@ class Gate:
         await answer_error(failure, send)
 
     def _identify(self, scope: Scope) -> Identity:
-        authenticator, headers = self._authenticator, scope["headers"]
+        authenticator = self._authenticator
         presented = Presented()
         if authenticator.asks:
-            presented = Presented(authorization=sole_header(_values(headers, b"authorization")))
+            presented = Presented(authorization=sole_header(values_of(scope, "authorization")))
         found = authenticator.identify(presented)
-        tenant = tenant_of((TENANT_KEY, one) for one in _values(headers, TENANT_KEY.encode()))
+        tenant = tenant_of((TENANT_KEY, one) for one in values_of(scope, TENANT_KEY))
         if not tenant:
             return found
         return authenticator.named(found, tenant, is_local=is_local(peer_of(scope)))
-
-
-def identity_of(scope: Scope) -> Identity:
-    """Return who sent the request; behind the gate only."""
-    identity: Identity = scope["state"]["identity"]
-    return identity
-
-
-def peer_of(scope: Mapping[str, Any]) -> str:
-    """Return a caller's address as gRPC spells it."""
-    if scope["client"] is None:
-        return "unix:"
-    host, port = scope["client"]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
-def _values(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in headers if key == name]
 
 
 def _check_host(hosts: Sequence[str]) -> None:

@@ -132,7 +132,7 @@ class HttpListener:
     def _note_refusal(
         self, route: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        caller = Caller(peer=peer)
+        caller = Caller(peer=peer, dialect="http")
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
         self._intake.ledger.refused(route, caller, error)

@@ -102,6 +102,6 @@ class OpenInferenceService:
         async def keep(response: oip.ModelInferResponse) -> None:
             answers.append(response)
 
-        caller = caller_of(gate.identity(), context)
+        caller = caller_of(gate.identity(), context, dialect="kserve", method="ModelInfer")
         await intake.frontend.complete(InferCall(intake.serving, message_of(data), caller, keep))
         return answers[0].SerializeToString()

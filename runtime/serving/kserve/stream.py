@@ -56,7 +56,7 @@ class InferStream:
         message, intake, context = message_of(data), self._intake, self._context
         request_id = id_of(message)
         try:
-            caller = caller_of(self._identity, context)
+            caller = caller_of(self._identity, context, dialect="kserve", method="ModelStreamInfer")
             call = InferCall(intake.serving, message, caller, self._send, is_stream=True)
             await intake.frontend.complete(call)
         except SlowConsumer:

@@ -38,7 +38,13 @@ class Carrier(Protocol):
         ...
 
 
-def caller_of(identity: Identity, context: Carrier) -> Caller:
+def caller_of(
+    identity: Identity,
+    context: Carrier,
+    *,
+    dialect: str = "outrider.v1",
+    method: str = "Generate",
+) -> Caller:
     """Return who makes a call. Who has proven nothing is known only where he is on this machine."""
     return Caller(
         tenant=identity.tenant,
@@ -47,6 +53,8 @@ def caller_of(identity: Identity, context: Carrier) -> Caller:
         rules=identity.rules,
         key=identity.key,
         peer=context.peer(),
+        dialect=dialect,
+        method=method,
         trace=trace_headers(context.invocation_metadata() or ()),
     )
 

@@ -6,6 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 
 import grpc
+from outrider.runtime.core.errors import SlowConsumer
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.v1.answers import Context, answered, caller_of
@@ -82,7 +83,7 @@ class VllmEngineService:
         await answered("GetTokenizer", context, self._get_tokenizer(context))
 
     async def _generate(self, data: bytes, context: Context) -> None:
-        intake, caller = self._intake, caller_of(gate.identity(), context)
+        intake, caller = self._intake, caller_of(gate.identity(), context, dialect="vllm")
         await intake.frontend.complete(EngineCall(intake.serving, data, caller, context.write))
 
     async def _abort(self, data: bytes) -> bytes:
@@ -135,12 +136,16 @@ class VllmEngineService:
         return answer.SerializeToString()
 
     async def _get_tokenizer(self, context: Context) -> None:
-        archive = await self._packed()
+        archive, stall_s = await self._packed(), self._intake.serving.stall_timeout_s
         for start in range(0, len(archive.data), _CHUNK_BYTES):
             chunk = common.GetTokenizerChunk(data=archive.data[start : start + _CHUNK_BYTES])
             if start + _CHUNK_BYTES >= len(archive.data):
                 chunk.sha256 = archive.sha256
-            await context.write(chunk.SerializeToString())
+            try:
+                async with asyncio.timeout(stall_s):
+                    await context.write(chunk.SerializeToString())
+            except TimeoutError as error:
+                raise SlowConsumer from error
 
     async def _packed(self) -> Archive:
         """Return the archive, made when it is first asked for, beside the event loop."""

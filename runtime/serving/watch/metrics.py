@@ -61,7 +61,9 @@ class Metrics:
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self.accepted_at = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted", "position"
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by their place in the draft",
+            "position",
         )
         self.forced = self._counter("forced_tokens", "Tokens that the form of an answer forced")
         self.first_token_s = self._histogram(
@@ -79,7 +81,7 @@ class Metrics:
             part: self._histogram(f"request_{part}_time_seconds", text, LATENCY_BUCKETS)
             for part, text in (
                 ("queue", "Waiting for a slot"),
-                ("prefill", "From the slot to the first token, of requests that were answered"),
+                ("prefill", "From the slot to the first token, of a request that was answered"),
                 ("decode", "From the first token to the last, likewise"),
                 ("inference", "From the slot to the last token, likewise"),
             )
@@ -87,10 +89,18 @@ class Metrics:
         self._lengths = {
             name: self._histogram(f"request_{name}", text, buckets)
             for name, text, buckets in (
-                ("prompt_tokens", "Of prompts of requests that were answered", LENGTH_BUCKETS),
-                ("generation_tokens", "Of answers, all completions together", LENGTH_BUCKETS),
-                ("params_max_tokens", "That these requests asked for at most", LENGTH_BUCKETS),
-                ("params_n", "Completions that they asked for", SAMPLE_BUCKETS),
+                ("prompt_tokens", "Prompt tokens of a request that was answered", LENGTH_BUCKETS),
+                (
+                    "generation_tokens",
+                    "Tokens of its answer, all completions together",
+                    LENGTH_BUCKETS,
+                ),
+                (
+                    "params_max_tokens",
+                    "Tokens that it asked for at most, per completion",
+                    LENGTH_BUCKETS,
+                ),
+                ("params_n", "Completions that it asked for", SAMPLE_BUCKETS),
             )
         }
 

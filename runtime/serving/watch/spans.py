@@ -115,12 +115,14 @@ class RequestSpan:
         self._span.end(self._ns(ended.total_s))
 
     def _tell_times(self, ended: Ended) -> None:
-        at_s = ended.queued_at_s
-        if (times := ended.times) is not None and ended.num_output:
-            self._event("queue_left", at_s + times.queued_s)
-            self._event("prompt_read", at_s + times.queued_s + times.prefill_s)
-        if ended.first_token_s is not None:
-            self._event("first_token", ended.first_token_s)
+        """Add events; the worker's times begin a little before the account's or, in another process, after them."""
+        first_s, times, at_s = ended.first_token_s, ended.times, ended.queued_at_s
+        if first_s is None:
+            return
+        if times is not None:
+            self._event("queue_left", min(at_s + times.queued_s, first_s))
+            self._event("prompt_read", min(at_s + times.queued_s + times.prefill_s, first_s))
+        self._event("first_token", first_s)
 
     def _tell_answer(self, ended: Ended) -> None:
         spec = ended.spec

@@ -43,9 +43,9 @@ class WorkerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield its metrics as of now."""
         view, counts = self._view, self._view.snapshot()
-        yield _gauge("num_requests_running", "Holding a slot", counts.num_running)
-        yield _gauge("num_requests_waiting", "Waiting for a slot", counts.num_queued)
-        yield _gauge("queue_tokens", "Prompt tokens of those waiting", counts.num_queued_tokens)
+        yield _gauge("num_requests_running", "Requests that hold a slot", counts.num_running)
+        yield _gauge("num_requests_waiting", "Requests that wait for one", counts.num_queued)
+        yield _gauge("queue_tokens", "Prompt tokens of those that wait", counts.num_queued_tokens)
         yield _gauge("streams", "Open streams", view.num_streams())
         yield _gauge("slots", "Slots", counts.num_slots)
         yield _gauge("slots_free", "Free slots", counts.num_free_slots)
@@ -53,7 +53,9 @@ class WorkerMetrics(Collector):
             "kv_cache_tokens", "Tokens that the slots hold for live requests", counts.num_kv_tokens
         )
         yield _gauge(
-            "kv_cache_capacity_tokens", "That they could", counts.num_slots * view.max_context
+            "kv_cache_capacity_tokens",
+            "Tokens that the slots have room for",
+            counts.num_slots * view.max_context,
         )
         yield _counter("engine_steps", "Steps run", counts.step_count)
         yield _counter("engine_restarts", "Engines that another has replaced", view.num_restarts())
@@ -91,7 +93,9 @@ def _control(report: ControlReport | None) -> Iterator[Metric]:
 
 def _reads(counts: WorkerSnapshot) -> Iterator[Metric]:
     """Yield what the worker counts of sources."""
-    yield _gauge("num_requests_reading", "Source not yet read", counts.num_reading)
+    yield _gauge(
+        "num_requests_reading", "Requests whose source is not read yet", counts.num_reading
+    )
     yield _counter("source_tokens", "Tokens of sources read", counts.num_source_tokens)
     yield family(
         "outrider_read_seconds",
@@ -105,10 +109,12 @@ def _reads(counts: WorkerSnapshot) -> Iterator[Metric]:
 def _prefixes(counts: WorkerSnapshot) -> Iterator[Metric]:
     """Yield what the worker's cache of prefixes counts."""
     found = counts.prefixes
-    yield _gauge("prefix_cache_bytes", "Caches of earlier texts", found.num_bytes)
+    yield _gauge("prefix_cache_bytes", "Memory of the cache of earlier texts", found.num_bytes)
     yield _counter("prefix_cache_queries", "Tokens of prompts looked for", found.num_queried)
     yield _counter("prefix_cache_hits", "Tokens of prompts not computed again", found.num_found)
-    yield _counter("prefix_cache_evictions", "Pieces that others have replaced", found.num_evicted)
+    yield _counter(
+        "prefix_cache_evictions", "Pieces of texts that others have replaced", found.num_evicted
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

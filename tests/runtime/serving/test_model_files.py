@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import AsyncIterator
@@ -95,6 +96,7 @@ async def test_a_change_of_mapped_weights_ends_serving(root: Path, monkeypatch):
 async def test_another_version_of_the_library_is_compared_and_said(root: Path, caplog):
     manifest = load_bundle(root).manifest
     write_manifest(root, replace(manifest, versions={**manifest.versions, "onnxruntime": "1.2.3"}))
+    caplog.set_level(logging.INFO)
     async with served(root) as (client, _):
         assert (await client.info()).engine.bit_equality == wire.BIT_EQUALITY_CONFIRMED
     assert "certified with 1.2.3: a row's bits were compared and are the same" in caplog.text

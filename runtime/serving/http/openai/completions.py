@@ -7,17 +7,15 @@ ends them, also while they are queued.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from dataclasses import replace
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.options import REQUEST_ID
-from outrider.runtime.core.tenant import is_local
 from outrider.runtime.serving.http.answers import answer_error
 from outrider.runtime.serving.http.body import parse_object, read_body
-from outrider.runtime.serving.http.gate import identity_of, peer_of
+from outrider.runtime.serving.http.callers import caller_of, values_of
 from outrider.runtime.serving.http.openai.call import Head, PromptCall, Sink
 from outrider.runtime.serving.http.openai.fields import Wish, wish_of
 from outrider.runtime.serving.http.openai.spelling import Spelling
@@ -25,6 +23,7 @@ from outrider.runtime.serving.http.openai.stream import StreamSink
 from outrider.runtime.serving.http.openai.whole import WholeSink
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.v1.answers import failure_of
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -32,8 +31,6 @@ PING_S = 15.0
 """Between two comments to a client whose request waits."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
 _MOST_TIMEOUT_DIGITS = 9
-
-log = logging.getLogger(__name__)
 
 
 class Completions:
@@ -54,7 +51,7 @@ class Completions:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
-        caller = caller_of(request)
+        caller = caller_of(scope)
         try:
             frontend = self._intake.frontend
             frontend.check_open()
@@ -65,7 +62,7 @@ class Completions:
         except ClientDisconnect:
             return
         except errors.ServingError as error:
-            self._intake.ledger.refused("Generate", caller, error)
+            self._intake.ledger.refused(caller.method, caller, error)
             await answer_error(error, send)
             return
         await self._answer(wish, caller, sink, request)
@@ -112,18 +109,14 @@ class Completions:
         Raises:
             SlowConsumer: the client does not read.
         """
-        failure: errors.ServingError
         try:
             await self._complete(wish, caller, sink)
             await sink.end()
             return
         except errors.SlowConsumer:
             raise
-        except errors.ServingError as error:
-            failure = error
-        except Exception:
-            failure = errors.InternalError(uuid.uuid4().hex)
-            log.exception("HTTP: internal error %s", failure.error_id)
+        except Exception as error:
+            failure = failure_of(caller.method, error)
         await sink.fail(failure)
 
     async def _complete(self, wish: Wish, caller: Caller, sink: Sink) -> None:
@@ -147,25 +140,13 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def caller_of(request: Request) -> Caller:
-    """Return who asks. Who has proven nothing is known only where he is on this machine."""
-    identity, peer = identity_of(request.scope), peer_of(request.scope)
-    return Caller(
-        tenant=identity.tenant,
-        is_known=bool(identity.key) or is_local(peer),
-        rules=identity.rules,
-        key=identity.key,
-        peer=peer,
-    )
-
-
 def _with_deadline(request: Request, caller: Caller) -> Caller:
     """Return who asks, and until when he waits.
 
     Raises:
         RequestError: the header is not a number.
     """
-    values = request.headers.getlist(TIMEOUT_HEADER)
+    values = values_of(request.scope, TIMEOUT_HEADER)
     if not values:
         return caller
     value = values[0]

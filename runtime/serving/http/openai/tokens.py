@@ -35,7 +35,7 @@ async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) ->
     if "messages" in values:
         chat = chat_of(values)
         check_model_chat(chat, limits, model)
-        encoder = frontend.encoder_for("Tokenize", caller)
+        encoder = frontend.encoder_for(caller.method, caller)
         data = await encoder.tokenize_chat(chat, model.max_context)
     else:
         if "prompt" not in given:
@@ -44,7 +44,7 @@ async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) ->
         check_text("prompt", text, limits.max_prompt_bytes)
         adds_special = given.get("add_special_tokens", True)
         request = wire.TokenizeRequest(text=text, add_special_tokens=adds_special)
-        encoder = frontend.encoder_for("Tokenize", caller)
+        encoder = frontend.encoder_for(caller.method, caller)
         data = await encoder.tokenize(request, model.max_context)
     response = wire.TokenizeResponse.FromString(data)
     ids = [*response.ids]
@@ -69,7 +69,7 @@ async def detokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) 
     check_count("tokens", tokens, serving.limits.max_prompt_bytes)
     check_ids("tokens", tokens, serving.model.vocab_size)
     fields = GenerateFields(tokens=tokens, skip_special_tokens=False)
-    encoder = intake.frontend.encoder_for("Detokenize", caller)
+    encoder = intake.frontend.encoder_for(caller.method, caller)
     return {"prompt": await encoder.echo(fields, tokens)}
 
 

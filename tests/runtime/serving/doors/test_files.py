@@ -143,7 +143,7 @@ def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(
 ):
     path = write(tmp_path / "file", "1")
     file = Reloaded("number", [path], lambda: number(path))
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         assert file.look() and file() == 1 and not caplog.records
         write(path, "2")
         assert file.look() and file() == 2

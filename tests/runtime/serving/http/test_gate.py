@@ -151,8 +151,8 @@ async def test_the_audit_log_has_what_is_refused_at_the_gate_and_behind_it(
     assert [(one["method"], one["key"], one["code"]) for one in lines] == [
         ("POST /v1/completions", "", "UNAUTHENTICATED"),
         ("unknown", "", "UNAUTHENTICATED"),
-        ("Generate", "key:key-of-x", "INVALID_ARGUMENT"),
-        ("Generate", "key:key-of-x", "OK"),
+        ("POST /v1/completions", "key:key-of-x", "INVALID_ARGUMENT"),
+        ("POST /v1/completions", "key:key-of-x", "OK"),
     ]
     assert {one["peer"] for one in lines} == {"127.0.0.1"}
     assert "secret" not in text and keys["x"] not in text

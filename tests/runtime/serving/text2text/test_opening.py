@@ -39,7 +39,7 @@ def test_memory_of_sources_is_told_for_target_and_draft(
     tokenizer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = replace(manifest(), draft=replace(ENTRY, path="draft", num_layers=1))
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         found = _of_sources(pair, TextToTextCodec(tokenizer, TEXTS))
     assert (found["max_source"], found["source_vocab_size"]) == (32, 20)
     assert found["banned_token_ids"] == (0,)
@@ -61,6 +61,7 @@ def test_bytes_of_a_prompt_are_those_of_the_sources_tokenizer(
 def test_a_decoder_only_model_has_no_sources(
     tokenizer: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     codec = TokenizersCodec(tokenizer)
     assert _of_sources(PLAIN, codec) == {"max_token_bytes": codec.max_token_bytes}
     assert not caplog.text
@@ -69,6 +70,7 @@ def test_a_decoder_only_model_has_no_sources(
 def test_generation_defaults_are_applied_where_the_options_say_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     asked = {"num_beams": 4, "max_length": 12}
     given = manifest()
     limits, defaults = _with_generation_defaults(ServeOptions(), given, MODEL, asked)
@@ -84,6 +86,7 @@ def test_generation_defaults_are_applied_where_the_options_say_so(
 def test_generation_defaults_without_an_encoder_are_new_tokens_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.INFO)
     asked = {"do_sample": True, "top_p": 0.9, "max_new_tokens": 7, "max_length": 12}
     options = ServeOptions(applies_generation_defaults=True)
     model = replace(MODEL, max_source=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import importlib.util
 import io
@@ -18,6 +19,7 @@ from outrider.runtime.serving.dialects import services_of
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.tokenizer import TokenizersCodec
+from outrider.runtime.serving.v1 import answers
 from outrider.runtime.serving.vllm import service
 from outrider.runtime.serving.watch.metrics import Metrics
 from smg_grpc_proto.generated import common_pb2 as common
@@ -90,6 +92,31 @@ async def test_the_tokenizers_files_come_in_chunks(start, monkeypatch):
     config = json.loads(archive.read("tokenizer_config.json"))
     assert config["chat_template"] == template_of("qwen3")
     assert config["eos_token"] == SHAPE.special_tokens["eos_token"]
+
+
+async def test_a_caller_who_does_not_read_the_files_is_cut_off(start, monkeypatch):
+    large, refused, refuse = (
+        service.Archive(bytes(64 << 20), "hash"),
+        asyncio.Event(),
+        answers.refuse,
+    )
+
+    async def noting(*arguments):
+        refused.set()
+        await refuse(*arguments)
+
+    monkeypatch.setattr(service, "tokenizer_archive", lambda serving: large)
+    monkeypatch.setattr(answers, "refuse", noting)
+    async with (
+        start(serve_options=VLLM_GRPC, stall_timeout_s=0.2) as run,
+        stub_of(run.address) as stub,
+    ):
+        call = stub.GetTokenizer(common.GetTokenizerRequest(), timeout=60)
+        await refused.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    assert decode_error(caught.value).reason == "SLOW_CONSUMER"
 
 
 async def test_a_tokenizer_that_cannot_be_given_is_refused(start):

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.runtime.serving.watch.conftest import Watched, free_port
 from tests.runtime.serving.watch.queries import (
     ALERTS,
     alerts,
@@ -28,6 +27,7 @@ from tests.runtime.serving.watch.queries import (
     targets,
     value_of,
 )
+from tests.runtime.watched import Watched, free_port
 
 # What Prometheus itself adds to each sample, and to each target.
 OF_PROMETHEUS = {"instance", "job"}

@@ -1,0 +1,48 @@
+"""Who sent a request, behind the gate and before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from outrider.runtime.core.tenant import Identity, is_local
+from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.watch.tracing import trace_headers
+from starlette.types import Scope
+
+DIALECT = "openai"
+
+
+def identity_of(scope: Scope) -> Identity:
+    """Return who sent the request; behind the gate only."""
+    identity: Identity = scope["state"]["identity"]
+    return identity
+
+
+def peer_of(scope: Mapping[str, Any]) -> str:
+    """Return a caller's address as gRPC spells it."""
+    host, port = scope["client"]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def values_of(scope: Scope, name: str) -> list[str]:
+    """Return the values of all headers of a name."""
+    headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+    return [value.decode("latin-1") for key, value in headers if key == name.encode()]
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Return who asks. Who has proven nothing is known only where he is on this machine."""
+    identity, peer = identity_of(scope), peer_of(scope)
+    return Caller(
+        tenant=identity.tenant,
+        is_known=bool(identity.key) or is_local(peer),
+        rules=identity.rules,
+        key=identity.key,
+        peer=peer,
+        dialect=DIALECT,
+        method=f"{scope['method']} {scope['path']}",
+        trace=trace_headers(
+            (key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]
+        ),
+    )
