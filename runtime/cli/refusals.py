@@ -40,6 +40,7 @@ EXTRAS = {
     ),
     **dict.fromkeys(("matplotlib", "jinja2"), "analysis"),
     **dict.fromkeys(("cryptography", "jwt"), "auth"),
+    **dict.fromkeys(("starlette", "uvicorn", "httptools"), "http"),
 }
 
 

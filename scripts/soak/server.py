@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from scripts.bench.tools.results import ROOT
 
 STOP_LIMIT_S = 60.0
+COMMAND = "outrider.runtime.cli"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,9 @@ class ServerProcess:
     address: str
 
 
-def outrider(*arguments: str) -> list[str]:
+def outrider(*arguments: str, module: str = COMMAND) -> list[str]:
     """Return the command line of an ``outrider`` subcommand in this environment."""
-    return [sys.executable, "-m", "outrider.runtime.cli", *arguments]
+    return [sys.executable, "-m", module, *arguments]
 
 
 def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
@@ -43,29 +45,47 @@ def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
     raise SystemExit(f"the server ended with code {server.returncode}")
 
 
-def start_server(bundle: Path, port_file: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start a process that serves a bundle and writes its port; of options given twice, the later counts."""
+def start_server(
+    bundle: Path,
+    port_file: Path,
+    *options: str,
+    module: str = COMMAND,
+    log: IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process that serves a bundle and writes its port; of options given twice, the later counts.
+
+    Args:
+        bundle: folder to serve.
+        port_file: to be written.
+        options: further options of ``outrider serve``.
+        module: that has the command.
+        log: gets standard error; None leaves it where it is.
+    """
     command = outrider(
         "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
-        *options,
+        *options, module=module,
     )  # fmt: skip
-    return subprocess.Popen(command, cwd=ROOT)
+    return subprocess.Popen(command, cwd=ROOT, stderr=log)
 
 
 @contextmanager
-def running_server(bundle: Path, *options: str) -> Iterator[ServerProcess]:
+def running_server(
+    bundle: Path, *options: str, module: str = COMMAND, log: IO[bytes] | None = None
+) -> Iterator[ServerProcess]:
     """Serve a bundle on a free port while the block runs, then drain it with SIGTERM.
 
     Args:
         bundle: folder to serve.
         options: further options of ``outrider serve``.
+        module: as of ``start_server``.
+        log: likewise.
 
     Raises:
         RuntimeError: after the block, when the server did not end with exit code 0.
     """
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
-        process = start_server(bundle, port_file, *options)
+        process = start_server(bundle, port_file, *options, module=module, log=log)
         try:
             yield ServerProcess(process.pid, f"localhost:{wait_for_port(process, port_file)}")
         finally:

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ def test_the_image_is_as_hadolint_wants_it(lint, tmp_path: Path):
     assert not lint("hadolint", DOCKERFILE)
     shell = changed(DOCKERFILE, tmp_path, 'ENTRYPOINT ["outrider"]', "ENTRYPOINT outrider")
     assert "DL3025" in lint("hadolint", shell)
+
+
+def test_the_images_extras_are_the_servers():
+    text = DOCKERFILE.read_text("utf-8")
+    (default,) = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.M)
+    (others,) = re.findall(r"^# With other extras \((.*)\)", text, re.M)
+    project = tomllib.loads((PACKAGING.parent / "pyproject.toml").read_text("utf-8"))["project"]
+    assert {*default.split(","), *others.split(", ")} <= set(project["optional-dependencies"])
 
 
 def test_compose_is_as_its_schema_wants_it(lint, tmp_path: Path):

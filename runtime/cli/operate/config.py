@@ -14,14 +14,14 @@ import typer
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.cli.serve.command import what_to_serve, with_settings
 from outrider.runtime.cli.serve.limits import limit_values
-from outrider.runtime.cli.serve.settings import DEFAULT, TABLES, source_of, sources_of_pairs
+from outrider.runtime.cli.serve.settings import DEFAULT, PREFIX, TABLES, source_of, sources_of_pairs
 from outrider.runtime.core.drafting import setting_names
 
 if TYPE_CHECKING:
     from outrider.runtime.serving.opening import ServeOptions
 
 HIDDEN = "(hidden)"
-_SECRET = re.compile("key|token|secret|passw|credential|authorization", re.IGNORECASE)
+SECRET = re.compile("key|token|secret|passw|credential|authorization", re.IGNORECASE)
 _USER = re.compile("//[^/]*@")
 
 
@@ -37,10 +37,10 @@ class Row:
     @property
     def shown(self) -> object:
         """Return the value; of a text that may be a secret, by its name or a user in its address, only that it is."""
-        if isinstance(self.value, Path):
-            return str(self.value)
-        if isinstance(self.value, str) and (_SECRET.search(self.name) or _USER.search(self.value)):
-            return HIDDEN
+        texts = self.value if isinstance(self.value, (list, tuple)) else [self.value]
+        for text in texts:
+            if isinstance(text, str) and (SECRET.search(self.name) or _USER.search(text)):
+                return HIDDEN
         return self.value
 
 
@@ -63,8 +63,10 @@ def config(
         _, options = what_to_serve(**given | {"bundle": given["bundle"] or Path()})
     rows = _rows(context, given, options)
     if as_json:
-        typer.echo(json.dumps(_tree(rows), indent=2))
+        typer.echo(json.dumps(_tree(rows), indent=2, default=str))
     elif show:
+        file = _toml(given["config"] or "no file")
+        typer.echo(f"# {file}, {PREFIX}_ variables and the command line")
         for line in _lines(rows):
             typer.echo(line)
 
@@ -115,8 +117,8 @@ def _key(name: str) -> str:
 def _toml(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
+    if isinstance(value, (str, Path)):
         # JSON's texts are TOML's, but for the one letter that JSON leaves as it is.
-        text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        text = json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
         return text.encode("utf-8", "backslashreplace").decode()
     return str(value).lower()

@@ -49,7 +49,7 @@ def parse_scrape(text: str, at_s: float) -> Scrape:
     Raises:
         ValueError: it is none.
     """
-    samples = defaultdict(list)
+    samples: defaultdict[str, list[tuple[Labels, float]]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             samples[sample.name].append((sample.labels, sample.value))

@@ -198,7 +198,7 @@ def serve(**given: Any) -> None:
 
     with refusals():
         logs = watch.log_options(*(given[one] for one in ("log_format", "log_level", "access_log")))
-    with closing(Logging(logs)), refusals():
+    with closing(Logging(logs)), watch.bugs_logged(), refusals():
         with compile_stage(stage if logs.is_for_people else logged_stage):
             # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
             from outrider.engines.onnx import packed_loops  # noqa: F401

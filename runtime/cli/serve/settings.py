@@ -82,19 +82,19 @@ def sources_of_pairs(context: typer.Context, option: str) -> Mapping[str, str]:
     return sources
 
 
+def source_of(context: typer.Context, name: str) -> str:
+    """Return the place that an option's value comes from."""
+    source = context.get_parameter_source(name)
+    names = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
+    return names.get("" if source is None else source.name, DEFAULT)
+
+
 def _meta(option: str) -> str:
     return f"{__name__}.{option}"
 
 
 def _name(text: str) -> str:
     return text.partition("=")[0]
-
-
-def source_of(context: typer.Context, name: str) -> str:
-    """Return the place that an option's value comes from."""
-    source = context.get_parameter_source(name)
-    names = {"COMMANDLINE": COMMAND_LINE, "ENVIRONMENT": ENVIRONMENT, "DEFAULT_MAP": FILE}
-    return names.get("" if source is None else source.name, DEFAULT)
 
 
 def _check_variables(names: Iterable[str]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from outrider.runtime.cli.refusals import EXIT_FAILED
 
 if TYPE_CHECKING:
     from outrider.runtime.serving.watch.logs import LogOptions
@@ -48,3 +52,15 @@ def log_options(log_format: str, log_level: str, access_log: bool) -> LogOptions
     from outrider.runtime.serving.watch.logs import LogOptions
 
     return LogOptions(format=log_format, level=log_level, has_access_lines=access_log)
+
+
+@contextmanager
+def bugs_logged() -> Iterator[None]:
+    """End the command with a line of the log for an exception that is no refusal."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except Exception as error:
+        logging.getLogger("outrider").critical("uncaught", exc_info=True)
+        raise typer.Exit(EXIT_FAILED) from error

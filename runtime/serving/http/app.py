@@ -48,7 +48,7 @@ def router(
             return
         if intake.is_open:
             intake.frontend.check_open()
-            raise errors.EngineRestart
+            raise errors.Draining if intake.serving.worker.is_ready else errors.EngineRestart
         raise errors.NotReady(intake.stage)
 
     async def live(scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,9 @@ def identity_of(scope: Scope) -> Identity:
 
 
 def peer_of(scope: Mapping[str, Any]) -> str:
-    """Return a caller's address as gRPC spells it."""
+    """Return a caller's address as gRPC spells it; empty where he has gone away already."""
+    if scope["client"] is None:
+        return ""
     host, port = scope["client"]
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 

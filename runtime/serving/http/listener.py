@@ -16,6 +16,7 @@ from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.doors.addresses import UNIX, is_reachable, split_address
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http.app import router
+from outrider.runtime.serving.http.callers import DIALECT
 from outrider.runtime.serving.http.gate import Gate
 from outrider.runtime.serving.http.pages import read_pages
 from outrider.runtime.serving.http.protocol import BoundedProtocol
@@ -132,7 +133,7 @@ class HttpListener:
     def _note_refusal(
         self, route: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        caller = Caller(peer=peer, dialect="http")
+        caller = Caller(peer=peer, dialect=DIALECT)
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
         self._intake.ledger.refused(route, caller, error)

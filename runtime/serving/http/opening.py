@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.intake import Intake, Listener
 from outrider.runtime.serving.opening import ServeOptions
-
-LIBRARIES = ("starlette", "uvicorn", "httptools")
 
 
 class PortListener(Listener, Protocol):
@@ -25,17 +22,13 @@ def open_listeners(intake: Intake, doors: Doors, options: ServeOptions) -> list[
     """Return the listener that the options ask for, if any; it does not listen yet.
 
     Raises:
-        ConfigError: the address has to have TLS, or a library is missing.
+        ConfigError: the address has to have TLS, or nobody could be let in.
+        ModuleNotFoundError: a library of the extra ``http`` is missing.
     """
     if options.http_address is None:
         return []
-    try:
-        from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
-    except ModuleNotFoundError as error:
-        if error.name not in LIBRARIES:
-            raise
-        rule = f"needs {', '.join(LIBRARIES)}: install outrider-server[http]"
-        raise ConfigError("http_address", rule) from error
+    from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+
     found = HttpOptions(
         address=options.http_address,
         max_bytes=options.limits.max_message_bytes,

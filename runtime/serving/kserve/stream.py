@@ -31,6 +31,7 @@ class InferStream:
         self._identity = identity
         self._context = context
         self._writing = asyncio.Lock()
+        self._is_cut = False
         self._room = asyncio.Semaphore(MOST_REQUESTS)
 
     async def answer_all(self) -> None:
@@ -86,4 +87,9 @@ class InferStream:
 
     async def _write(self, answer: oip.ModelStreamInferResponse) -> None:
         async with self._writing:
+            if self._is_cut:
+                raise SlowConsumer
+            # Stays so if the write is given up: gRPC may have a part of it, and takes no other one.
+            self._is_cut = True
             await self._context.write(answer.SerializeToString())
+            self._is_cut = False

@@ -202,10 +202,9 @@ class _Queued(QueueHandler):
         """Queue a record, or count it as lost."""
         try:
             if self._num_lost:
-                lost = copy(record)
-                lost.levelno, lost.levelname = logging.WARNING, "WARNING"
-                lost.msg, lost.exc_text = f"{self._num_lost} lines of the log were lost", None
-                self._lines.put_nowait(lost)
+                text = f"{self._num_lost} lines of the log were lost"
+                values = {"name": log.name, "levelno": logging.WARNING, "levelname": "WARNING"}
+                self._lines.put_nowait(logging.makeLogRecord(values | {"msg": text}))
                 self._num_lost = 0
             self._lines.put_nowait(record)
         except Full:

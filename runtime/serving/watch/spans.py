@@ -38,8 +38,8 @@ def collected(endpoint: str | None, model_name: str) -> RequestSpans:
     """Return spans that go to a collector of OTLP over gRPC, in batches, from a thread of their own."""
     own = Resource({SERVICE_NAME: PROVIDER, SERVICE_VERSION: server_version()})
     # Environment variables have the last word.
-    resource = own.merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=Resource.get_empty().merge(resource), shutdown_on_exit=False)
+    resource = Resource.create(own.merge(OTELResourceDetector().detect()).attributes)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return RequestSpans(provider, model_name)
 

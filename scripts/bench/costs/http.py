@@ -79,6 +79,8 @@ def main(
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "http"
         options = ("--gamma", gamma, "--http-port", "0", "--http-port-file", str(file))
+        # A busy machine is slow to feed the prompts of a whole batch.
+        options += ("--queue-timeout-s", "600")
         with running_server(bundle, *options) as server:
             found = _rounds(server, int(file.read_text()), batch, max_tokens, rounds)
     ratios = {

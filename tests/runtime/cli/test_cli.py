@@ -1,12 +1,15 @@
 """The command, end to end: serve a real bundle in a process of its own, stream, stop; verify it."""
 
 import asyncio
+import contextlib
+import http.client
 import json
 import os
 import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider import Client
@@ -35,14 +38,30 @@ async def outrider(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
+def completed(port: int, prompt: str) -> dict[str, Any]:
+    """Return the answer to a completion over HTTP."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        asked = {"prompt": prompt, "max_tokens": 4, "temperature": 0}
+        connection.request("POST", "/v1/completions", json.dumps(asked))
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+    return answer
+
+
 async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
     port_file = tmp_path / "port"
     options = ("--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0")
-    server = await outrider("serve", str(tiny_bundle), *options, "--refresh-costs")
+    over_http = ("--http-port", "0", "--http-port-file", str(tmp_path / "http"))
+    server = await outrider("serve", str(tiny_bundle), *options, *over_http, "--refresh-costs")
     try:
         line = (await asyncio.wait_for(server.stdout.readline(), 60)).decode()
         address = f"127.0.0.1:{port_file.read_text().strip()}"
         assert address.endswith(line.split()[-1])
+        line = (await asyncio.wait_for(server.stdout.readline(), 60)).decode()
+        http_port = (tmp_path / "http").read_text().strip()
+        assert line == f"serving HTTP on port {http_port}\n"
+        answer = await asyncio.to_thread(completed, int(http_port), "the quick")
+        assert answer["usage"]["completion_tokens"] == 4
         async with Client(address) as client:
             await client.wait_ready(timeout_s=10)
             responses = [r async for r in client.generate("the quick", max_tokens=16)]

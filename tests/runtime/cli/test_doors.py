@@ -95,6 +95,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
         ("--metrics-address 0.0.0.0:0", "metrics_address: is reachable from other machines"),
         ("--metrics-address 127.0.0.1", "metrics_address: "),
         ("--metrics-address a:1 --metrics-port 1", "metrics_port: must be left out where"),
+        ("--http-address 0.0.0.0:0", "http_address: is reachable from other machines"),
+        ("--http-address a:1 --http-port 1", "http_port: must be left out where"),
         ("--tls-certificate @chain", "tls_key: must be given with tls_certificate"),
         ("--tls-client-ca @chain", "tls_client_ca: must be given with tls_certificate"),
         ("--tls-certificate @chain --tls-key @open-key", "tls_key: must not be a file that others"),

@@ -8,7 +8,7 @@ from typing import Protocol
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.validate import GenerateFields
-from outrider.runtime.serving.http.openai.fields import Wish
+from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.spelling import Spelling
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
@@ -81,7 +81,7 @@ class PromptCall:
         await self._sink.write(self._prompt, batch)
 
 
-def choices_per_prompt(wish: Wish) -> int:
+def choices_per_prompt(asked: CompletionRequest) -> int:
     """Return the number of completions of each prompt."""
-    first = wish.requests[0]
+    first = asked.requests[0]
     return first.num_samples if first.beams is None else first.beams.num_results

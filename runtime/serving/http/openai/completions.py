@@ -17,7 +17,7 @@ from outrider.runtime.serving.http.answers import answer_error
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of, values_of
 from outrider.runtime.serving.http.openai.call import Head, PromptCall, Sink
-from outrider.runtime.serving.http.openai.fields import Wish, wish_of
+from outrider.runtime.serving.http.openai.fields import CompletionRequest, completion_request
 from outrider.runtime.serving.http.openai.spelling import Spelling
 from outrider.runtime.serving.http.openai.stream import StreamSink
 from outrider.runtime.serving.http.openai.whole import WholeSink
@@ -57,21 +57,23 @@ class Completions:
             frontend.check_open()
             caller = _with_deadline(request, caller)
             body = await read_body(request, self._max_bytes)
-            wish = wish_of(parse_object(body), self._intake.serving, is_chat=self._is_chat)
-            sink = self._sink(wish, send)
+            asked = completion_request(
+                parse_object(body), self._intake.serving, is_chat=self._is_chat
+            )
+            sink = self._sink(asked, send)
         except ClientDisconnect:
             return
         except errors.ServingError as error:
             self._intake.ledger.refused(caller.method, caller, error)
             await answer_error(error, send)
             return
-        await self._answer(wish, caller, sink, request)
+        await self._answer(asked, caller, sink, request)
 
-    def _sink(self, wish: Wish, send: Send) -> Sink:
+    def _sink(self, asked: CompletionRequest, send: Send) -> Sink:
         serving = self._intake.serving
-        if wish.request_id and not REQUEST_ID.fullmatch(wish.request_id):
+        if asked.request_id and not REQUEST_ID.fullmatch(asked.request_id):
             raise errors.RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
-        name = wish.request_id or uuid.uuid4().hex
+        name = asked.request_id or uuid.uuid4().hex
         if self._spelling is None:
             self._spelling = Spelling(serving.codec)
         head = Head(
@@ -80,12 +82,14 @@ class Completions:
             model=serving.model.name,
             spelling=self._spelling,
         )
-        make = StreamSink if wish.streams else WholeSink
-        return make(wish, head, send, {b"x-request-id": name.encode()})
+        make = StreamSink if asked.streams else WholeSink
+        return make(asked, head, send, {b"x-request-id": name.encode()})
 
-    async def _answer(self, wish: Wish, caller: Caller, sink: Sink, request: Request) -> None:
+    async def _answer(
+        self, asked: CompletionRequest, caller: Caller, sink: Sink, request: Request
+    ) -> None:
         """Have the prompts answered, unless the client goes away, or does not read."""
-        work = asyncio.create_task(self._work(wish, caller, sink))
+        work = asyncio.create_task(self._work(asked, caller, sink))
         gone = asyncio.create_task(_gone(request.receive))
         try:
             while not work.done() and not gone.done():
@@ -102,15 +106,17 @@ class Completions:
         if isinstance(ends[0], errors.SlowConsumer):
             # Nothing more reaches him, and what was sent is not to wait for him.
             request.scope["state"]["abort"]()
+        elif isinstance(ends[0], Exception):
+            raise ends[0]
 
-    async def _work(self, wish: Wish, caller: Caller, sink: Sink) -> None:
+    async def _work(self, asked: CompletionRequest, caller: Caller, sink: Sink) -> None:
         """Answer the prompts to their end, or the first error of them.
 
         Raises:
             SlowConsumer: the client does not read.
         """
         try:
-            await self._complete(wish, caller, sink)
+            await self._complete(asked, caller, sink)
             await sink.end()
             return
         except errors.SlowConsumer:
@@ -119,9 +125,9 @@ class Completions:
             failure = failure_of(caller.method, error)
         await sink.fail(failure)
 
-    async def _complete(self, wish: Wish, caller: Caller, sink: Sink) -> None:
+    async def _complete(self, asked: CompletionRequest, caller: Caller, sink: Sink) -> None:
         frontend = self._intake.frontend
-        calls = [PromptCall(i, one, caller, sink) for i, one in enumerate(wish.requests)]
+        calls = [PromptCall(i, one, caller, sink) for i, one in enumerate(asked.requests)]
         if len(calls) == 1:
             await frontend.complete(calls[0])
             return

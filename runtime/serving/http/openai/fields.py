@@ -115,7 +115,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CompletionRequest:
     """What an HTTP request asks for, and how it is to be answered.
 
     Attributes:
@@ -143,7 +143,9 @@ class Wish:
     has_trace: bool = False
 
 
-def wish_of(values: Mapping[str, Any], serving: Serving, *, is_chat: bool) -> Wish:
+def completion_request(
+    values: Mapping[str, Any], serving: Serving, *, is_chat: bool
+) -> CompletionRequest:
     """Return what the JSON object of a request asks for; ranges are not checked yet.
 
     Raises:
@@ -175,7 +177,7 @@ def wish_of(values: Mapping[str, Any], serving: Serving, *, is_chat: bool) -> Wi
             speculation=speculation,
         )
         requests.append(generate_fields(given, serving.defaults, _most_tokens(serving, is_chat)))
-    return Wish(
+    return CompletionRequest(
         requests=tuple(requests),
         is_chat=is_chat,
         request_id=request_id,

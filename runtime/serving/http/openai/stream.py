@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import Finished, RequestSpec, StepTrace, sample_seed
 from outrider.runtime.serving.http.answers import EVENTS, answer_error, json_bytes
 from outrider.runtime.serving.http.errors import body_of
 from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
-from outrider.runtime.serving.http.openai.fields import Wish
+from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.shapes import (
     REASONS,
     Tokens,
@@ -38,6 +38,16 @@ _HEADERS = (EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
 
+class _Piece(NamedTuple):
+    """A piece of a completion, the ``number``-th choice; ``reason`` and ``stop`` are None but for the last one."""
+
+    number: int
+    text: str
+    tokens: Sequence[int]
+    reason: str | None = None
+    stop: str | int | None = None
+
+
 @dataclass(slots=True)
 class _Choice:
     """How far a completion has come."""
@@ -50,26 +60,28 @@ class _Choice:
 class StreamSink:
     """Sends events of one HTTP request as they come."""
 
-    def __init__(self, wish: Wish, head: Head, send: Send, headers: Mapping[bytes, bytes]) -> None:
-        self._wish = wish
+    def __init__(
+        self, asked: CompletionRequest, head: Head, send: Send, headers: Mapping[bytes, bytes]
+    ) -> None:
+        self._asked = asked
         self._head = head
         self._send = send
         self._headers = [*_HEADERS, *headers.items()]
         self._has_started = False
         self._starting = asyncio.Lock()
-        self._per_prompt = choices_per_prompt(wish)
-        self._is_single = self._per_prompt * len(wish.requests) == 1
+        self._per_prompt = choices_per_prompt(asked)
+        self._is_single = self._per_prompt * len(asked.requests) == 1
         self._specs: dict[int, RequestSpec] = {}
         self._choices: dict[int, _Choice] = {}
         self._tally = Tally()
         self._metrics: dict[str, Any] = {"speculative_decoding": None}
-        kind = "chat.completion.chunk" if wish.is_chat else "text_completion"
+        kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
         self._prefix = (
             f'data: {{"id":{_quote(head.id)},"object":"{kind}","created":{head.created_s},'
             f'"model":{_quote(head.model)},"choices":['
         )
         self._has_plain_chunks = not (
-            wish.has_logprobs or wish.has_token_ids or wish.has_trace or wish.has_provenance
+            asked.has_logprobs or asked.has_token_ids or asked.has_trace or asked.has_provenance
         )
 
     def begin(self, prompt: int, spec: RequestSpec) -> None:
@@ -81,26 +93,12 @@ class StreamSink:
         """Send a batch as an event, or one of each completion that a search found."""
         self._tally.num_output += len(batch.tokens)
         end = batch.end if isinstance(batch.end, Finished) else None
-        first = prompt * self._per_prompt
         if end is not None:
-            self._tally.finish(prompt, end)
-        if end is not None and end.beams:
-            for place, beam in enumerate(end.beams):
-                reason = REASONS[beam.reason]
-                await self._write_chunk(first + place, beam.text, reason, beam.stop, batch, prompt)
+            self._finish(prompt, end, batch)
+        elif not batch.text and self._has_plain_chunks:
             return
-        text = batch.text
-        if end is None:
-            if text or not self._has_plain_chunks:
-                await self._write_chunk(first + batch.index, text, None, None, batch, prompt)
-            return
-        if self._is_single:
-            choice = self._choices.get(0, _Choice())
-            steps = [*choice.steps, *batch.steps] if self._wish.has_trace else None
-            self._metrics = metrics_of(end.report, steps)
-        await self._write_chunk(
-            first + batch.index, text + end.text, REASONS[end.reason], end.stop, batch, prompt
-        )
+        for piece in self._pieces(prompt, batch, end):
+            await self._write_chunk(piece, batch, prompt)
 
     async def ping(self) -> None:
         """Send a comment, where nothing has been sent."""
@@ -111,7 +109,7 @@ class StreamSink:
     async def end(self) -> None:
         """Send the usage, where it is asked for, and the mark of the end."""
         await self._start()
-        if self._wish.includes_usage:
+        if self._asked.includes_usage:
             usage, metrics = json_bytes(self._tally.usage()), json_bytes(self._metrics)
             await self._piece(
                 self._prefix.encode() + b'],"usage":' + usage + b',"metrics":' + metrics + b"}\n\n"
@@ -120,49 +118,63 @@ class StreamSink:
 
     async def fail(self, error: ServingError) -> None:
         """Send an error as the answer, or as the last event of one that has begun."""
-        if self._has_started:
+        async with self._starting:
+            has_started, self._has_started = self._has_started, True
+        if has_started:
             await self._piece(b"data: " + body_of(error) + b"\n\n", is_last=True)
         else:
-            self._has_started = True
             await answer_error(error, self._send, self._headers[len(_HEADERS) :])
 
-    async def _write_chunk(
-        self,
-        index: int,
-        text: str,
-        reason: str | None,
-        stop: str | int | None,
-        batch: Batch,
-        prompt: int,
-    ) -> None:
+    def _finish(self, prompt: int, end: Finished, batch: Batch) -> None:
+        """Count what a completion used."""
+        self._tally.finish(prompt, end)
+        if self._is_single and not end.beams:
+            before = self._choices[0].steps if self._choices else []
+            steps = [*before, *batch.steps] if self._asked.has_trace else None
+            self._metrics = metrics_of(end.report, steps)
+
+    def _pieces(self, prompt: int, batch: Batch, end: Finished | None) -> list[_Piece]:
+        """Return what a batch says: of one completion, or of all that a search found."""
+        first = prompt * self._per_prompt
+        if end is not None and end.beams:
+            return [
+                _Piece(first + place, beam.text, beam.tokens, REASONS[beam.reason], beam.stop)
+                for place, beam in enumerate(end.beams)
+            ]
+        index, tokens = first + batch.index, [one.token for one in batch.tokens]
+        if end is None:
+            return [_Piece(index, batch.text, tokens)]
+        return [_Piece(index, batch.text + end.text, tokens, REASONS[end.reason], end.stop)]
+
+    async def _write_chunk(self, piece: _Piece, batch: Batch, prompt: int) -> None:
+        asked, index = self._asked, piece.number
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
             await self._start()
-        parts = [self._prefix, f'{{"index":{index},', self._content(choice, text)]
-        parts.append(
-            '"logprobs":null' if not self._wish.has_logprobs else self._logprobs(choice, batch)
-        )
-        if reason is None:
+        parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece.text)]
+        parts.append(self._logprobs(choice, batch) if asked.has_logprobs else '"logprobs":null')
+        if piece.reason is None:
             parts.append(',"finish_reason":null')
         else:
-            parts.append(f',"finish_reason":"{reason}","stop_reason":{_quote(stop)}')
-        if self._wish.has_token_ids:
-            parts.append(f',"token_ids":{[one.token for one in batch.tokens]}')
+            stop = _quote(piece.stop)
+            parts.append(f',"finish_reason":"{piece.reason}","stop_reason":{stop}')
+        if asked.has_token_ids:
+            parts.append(f',"token_ids":{[*piece.tokens]}')
         parts.append("}]")
-        if self._wish.has_trace or self._wish.has_provenance:
+        if asked.has_trace or asked.has_provenance:
             choice.steps.extend(batch.steps)
             parts.append(f',"outrider":{_quote(self._outrider(batch, prompt))}')
-        if self._wish.continuous_usage:
+        if asked.continuous_usage:
             parts.append(f',"usage":{_quote(self._tally.usage())}')
-        elif self._wish.includes_usage:
+        elif asked.includes_usage:
             parts.append(',"usage":null')
         parts.append("}\n\n")
         choice.has_begun = True
         await self._piece("".join(parts).encode())
 
     def _content(self, choice: _Choice, text: str) -> str:
-        if not self._wish.is_chat:
+        if not self._asked.is_chat:
             return f'"text":{_quote(text)},'
         if choice.has_begun:
             return f'"delta":{{"content":{_quote(text)}}},'
@@ -170,7 +182,7 @@ class StreamSink:
 
     def _logprobs(self, choice: _Choice, batch: Batch) -> str:
         spelling = self._head.spelling
-        if self._wish.is_chat:
+        if self._asked.is_chat:
             return f'"logprobs":{_quote(chat_logprobs(batch.tokens, spelling))}'
         tokens: Tokens = [*batch.prompt, *batch.tokens]
         found, choice.text_offset = completion_logprobs(tokens, spelling, choice.text_offset)
@@ -178,9 +190,9 @@ class StreamSink:
 
     def _outrider(self, batch: Batch, prompt: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        if self._wish.has_trace:
+        if self._asked.has_trace:
             found["steps"] = steps_of(batch.steps, self._head.spelling)
-        if self._wish.has_provenance:
+        if self._asked.has_provenance:
             found["tokens"] = provenance_of(batch.tokens)
         if isinstance(batch.end, Finished):
             seed = sample_seed(self._specs[prompt].seed, batch.index)

@@ -17,7 +17,7 @@ from outrider.runtime.core.params import (
 )
 from outrider.runtime.serving.http.answers import JSON, answer, answer_error, json_bytes
 from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
-from outrider.runtime.serving.http.openai.fields import Wish
+from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.shapes import (
     REASONS,
     chat_logprobs,
@@ -45,12 +45,14 @@ class _Gathered:
 class WholeSink:
     """Answers one HTTP request at its end."""
 
-    def __init__(self, wish: Wish, head: Head, send: Send, headers: Mapping[bytes, bytes]) -> None:
-        self._wish = wish
+    def __init__(
+        self, asked: CompletionRequest, head: Head, send: Send, headers: Mapping[bytes, bytes]
+    ) -> None:
+        self._asked = asked
         self._head = head
         self._send = send
         self._headers = [JSON, *headers.items()]
-        self._per_prompt = choices_per_prompt(wish)
+        self._per_prompt = choices_per_prompt(asked)
         self._specs: dict[int, RequestSpec] = {}
         self._gathered: dict[tuple[int, int], _Gathered] = {}
         self._tally = Tally()
@@ -82,8 +84,8 @@ class WholeSink:
         for (prompt, sample), found in sorted(self._gathered.items()):
             choices += self._choices(prompt, sample, found)
         if len(choices) == 1 and (end := found.end) is not None and not end.beams:
-            metrics = metrics_of(end.report, found.steps if self._wish.has_trace else None)
-        head, is_chat = self._head, self._wish.is_chat
+            metrics = metrics_of(end.report, found.steps if self._asked.has_trace else None)
+        head, is_chat = self._head, self._asked.is_chat
         value = {
             "id": head.id,
             "object": "chat.completion" if is_chat else "text_completion",
@@ -105,28 +107,28 @@ class WholeSink:
         if end.beams:
             return [
                 self._choice(first + place, beam.text, REASONS[beam.reason], beam.stop)
-                | ({"token_ids": [*beam.tokens]} if self._wish.has_token_ids else {})
+                | ({"token_ids": [*beam.tokens]} if self._asked.has_token_ids else {})
                 for place, beam in enumerate(end.beams)
             ]
         text = "".join(found.texts)
         choice = self._choice(first + sample, text, REASONS[end.reason], end.stop)
-        if self._wish.has_logprobs:
+        if self._asked.has_logprobs:
             choice["logprobs"] = self._logprobs(found)
-        if self._wish.has_token_ids:
+        if self._asked.has_token_ids:
             choice["token_ids"] = [one.token for one in found.tokens]
-        if self._wish.has_trace or self._wish.has_provenance:
+        if self._asked.has_trace or self._asked.has_provenance:
             choice["outrider"] = self._outrider(prompt, sample, found, end)
         return [choice]
 
     def _choice(self, index: int, text: str, reason: str, stop: str | int | None) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        said = {"message": message} if self._wish.is_chat else {"text": text}
+        said = {"message": message} if self._asked.is_chat else {"text": text}
         more = {"logprobs": None, "finish_reason": reason, "stop_reason": stop}
         return {"index": index, **said, **more}
 
     def _logprobs(self, found: _Gathered) -> dict[str, Any]:
         spelling = self._head.spelling
-        if self._wish.is_chat:
+        if self._asked.is_chat:
             return chat_logprobs(found.tokens, spelling)
         value: dict[str, Any]
         value, _ = completion_logprobs([*found.prompt, *found.tokens], spelling, 0)
@@ -137,8 +139,8 @@ class WholeSink:
     ) -> dict[str, Any]:
         seed = sample_seed(self._specs[prompt].seed, sample)
         value: dict[str, Any] = {"speculation": report_of(end, seed)}
-        if self._wish.has_trace:
+        if self._asked.has_trace:
             value["steps"] = steps_of(found.steps, self._head.spelling)
-        if self._wish.has_provenance:
+        if self._asked.has_provenance:
             value["tokens"] = provenance_of(found.tokens)
         return value

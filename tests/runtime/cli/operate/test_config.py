@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from outrider.runtime.cli.main import app
+from outrider.runtime.cli.operate.config import HIDDEN, SECRET, Row
+from outrider.runtime.cli.serve.command import what_to_serve
 from typer.testing import CliRunner
 
 
@@ -60,6 +63,8 @@ def test_secrets_are_hidden_and_paths_of_secrets_are_not(file: Path):
         assert "/etc/keys" in text
         assert "api_token" in text
     assert "s3cret" not in config("--show", OUTRIDER_SERVE_PROVIDER_OPTION="my_PassWord=s3cret")
+    several = Row(table="", name="api_keys", value=["s3cret"], source="file")
+    assert several.shown == HIDDEN
 
 
 def test_what_is_shown_is_a_file_to_start_with(tmp_path: Path):
@@ -89,3 +94,11 @@ def test_settings_are_checked_without_being_shown(file: Path):
     result = CliRunner().invoke(app, ["config", "--max-running", "0"])
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == "outrider: max_running: must be at least 1\n"
+
+
+def test_no_option_takes_a_secret_itself():
+    options = inspect.signature(what_to_serve, eval_str=True).parameters.values()
+    smelling = {one.name: one.annotation for one in options if SECRET.search(one.name)}
+    assert {"keys", "jwt_keys", "tls_key"} <= set(smelling)
+    for annotation in smelling.values():
+        assert get_args(annotation)[0] == Path | None

@@ -91,6 +91,7 @@ async def test_a_tenants_share_and_the_audit_log_are_those_of_generate(start, tm
         ("", "refused", "UNAUTHENTICATED"),
     ]
     admitted = lines(log)[0]
+    assert admitted["method"] == name
     assert (admitted["key"], admitted["prompt_tokens"], admitted["output_tokens"]) == (
         "key:key-of-x",
         6,

@@ -209,6 +209,8 @@ async def test_the_best_completions_of_a_search_are_choices(start_http):
     texts = [one.text for one in expected.finish.beams]
     assert [one["text"] for one in whole["choices"]] == texts
     assert [one["choices"][0]["text"] for one in chunks] == texts
+    streamed = [one["choices"][0]["token_ids"] for one in chunks]
+    assert streamed == [one["token_ids"] for one in whole["choices"]]
     assert [one["token_ids"] for one in whole["choices"]] == [
         [*one.token_ids] for one in expected.finish.beams
     ]

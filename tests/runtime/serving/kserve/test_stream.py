@@ -135,10 +135,10 @@ async def test_the_end_of_a_stream_ends_all_its_requests(start_endless, ends):
         call = stub.ModelStreamInfer(timeout=1.0 if ends == "deadline" else PATIENCE_S)
         for _ in range(run.serving.worker.snapshot().num_slots + 3):
             await call.write(infer_request(**ENDLESS))
-        async with asyncio.timeout(PATIENCE_S):
-            while (await run.client.info()).load.num_free_slots:
-                pass
         if ends == "cancel":
+            async with asyncio.timeout(PATIENCE_S):
+                while (await run.client.info()).load.num_free_slots:
+                    pass
             call.cancel()
         else:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -165,7 +165,8 @@ async def test_a_request_has_a_time_of_its_own(start_endless):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ModelInfer(infer_request(**asked, **ENDLESS))
     (told,) = [one.error_message for one in late if one.error_message]
-    assert told == "[request id: late] DEADLINE: the request's deadline passed"
+    # On a busy machine it may be seen before the first step.
+    assert told.removeprefix("[request id: late] ").partition(": ")[0] in ("DEADLINE", "HOPELESS")
     assert len(late) == 2
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
@@ -192,17 +193,18 @@ async def test_of_one_stream_so_many_requests_run_at_once(start_endless, monkeyp
 async def test_a_client_that_does_not_read_is_cut_off_with_all_it_asked(start_endless):
     async with (
         start_endless(
-            serve_options=KSERVE, max_unsent_chunks=8, stall_timeout_s=0.2, max_batch=2
+            serve_options=KSERVE, max_unsent_chunks=8, stall_timeout_s=0.5, max_batch=2
         ) as run,
         stub_of(run.address) as stub,
     ):
         call = stub.ModelStreamInfer(timeout=PATIENCE_S)
         for _ in range(2):
             await call.write(streamed(logprobs=20, outputs=["logprobs"], **ENDLESS))
-        # Nobody reads; the slots must come back all the same.
+        await call.read()
+        # From now on nobody reads; the slots must come back all the same.
         assert (await run.client.complete("a", max_tokens=3, temperature=0)).text == "bcd"
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in call:
+            while await call.read() is not grpc.aio.EOF:
                 pass
     error = decode_error(caught.value)
     assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "SLOW_CONSUMER")
