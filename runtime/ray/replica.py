@@ -21,8 +21,8 @@ from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.memory import use_few_arenas
 from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
+from outrider.runtime.serving.process import SWITCH_INTERVAL_S
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.server import SWITCH_INTERVAL_S
 from outrider.runtime.serving.supervision.supervisor import Health, Supervisor
 from outrider.runtime.serving.v1.answers import caller_of
 from outrider.runtime.serving.v1.methods import Methods

@@ -1,4 +1,4 @@
-"""Builds the gRPC server around a bundle, and shuts it down without losing an answer.
+"""The gRPC server around a model: ports that open before it does, and a shut-down that loses no answer.
 
 Health is NOT_SERVING until the worker runs. After SIGTERM the server turns NOT_SERVING, waits for load balancers to
 notice, refuses new requests, lets running ones finish up to a limit, and cuts off the others. A second SIGTERM ends
@@ -9,16 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import sys
-import threading
-import time
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
@@ -27,38 +20,22 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.core.validate import RequestLimits
-from outrider.runtime.serving.dialects import services_of
-from outrider.runtime.serving.doors.addresses import UNIX
-from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.gate import Gate
-from outrider.runtime.serving.doors.scrape import MetricsListener
 from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.http.opening import open_listeners
 from outrider.runtime.serving.intake import Intake, Listener, Service
-from outrider.runtime.serving.isolated.worker import open_isolated
-from outrider.runtime.serving.ledger import Caller, Ledger
-from outrider.runtime.serving.memory import give_back_regularly, use_few_arenas
-from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, settle_loaded
+from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
-from outrider.runtime.serving.watch.exposition import Exposition
 from outrider.runtime.serving.watch.logs import bounded
 from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.runtime.serving.watch.process import EngineState, State
-from outrider.runtime.serving.watch.tracing import open_spans
 from outrider.runtime.serving.watch.worker import WorkerMetrics, WorkerView
 
-# The worker's thread asks for the interpreter after every engine call, several times in a step, and
-# waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a
-# stream through gRPC ran 12 % (batch 1) and 15 % (batch 8) faster with less.
-SWITCH_INTERVAL_S = 2e-4
-# Seconds for open health watches, and for a stuck engine.
+# Seconds for open health watches.
 CLOSE_GRACE_S = 1.0
-GUARD_S = 10.0
-GUARD_EXIT_CODE = 70
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port would bind silently.
@@ -255,155 +232,3 @@ def _view(serving: Serving, frontend: Frontend) -> WorkerView:
         has_sources=serving.model.max_source > 0,
         has_prefixes=serving.config.prefix_cache_bytes > 0,
     )
-
-
-async def serve(root: Path, options: ServeOptions) -> int:
-    """Serve a bundle until SIGTERM or SIGINT, and return the exit code: 0, or 1 where streams were cut or it hung.
-
-    Ports are open while the model opens, so that probes are answered. Where the worker hangs or is dead, the process
-    ends with ``GUARD_EXIT_CODE``: no return from a hung library.
-
-    Raises:
-        BundleError: the bundle does not fit its manifest.
-        ConfigError: a setting cannot be used.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    use_few_arenas()
-    metrics = Metrics()
-    doors, addresses, scraped = open_doors(root, options, metrics)
-    audit = None if options.audit_log is None else AuditLog(options.audit_log)
-    ledger = Ledger(
-        metrics,
-        time.monotonic,
-        audit=audit,
-        is_listed=doors.is_listed,
-        has_access_lines=options.watch.logs.has_access_lines,
-        spans=(spans := open_spans(options.watch.otlp_endpoint, options.name_of(root))),
-    )
-    intake = Intake(ledger)
-    listeners = open_listeners(intake, doors, options)
-    server = Server(
-        intake,
-        options.config,
-        options.limits,
-        doors=doors,
-        services=services_of(options, intake),
-        listeners=listeners,
-    )
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: server.hurry() if stop.is_set() else stop.set())
-    port = await server.listen(*addresses)
-    stopping = asyncio.create_task(stop.wait())
-    opening = asyncio.create_task(_open(root, options, intake))
-    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not opening.done():
-        await server.abandon()
-        _exit(0)
-    try:
-        await server.open(opening.result())
-    except BaseException:
-        await server.abandon()
-        raise
-    line = _tell_port(port, addresses[0], options.port_file)
-    for listener in listeners:
-        _tell_port(listener.port, "HTTP", options.http_port_file, "HTTP ")
-    notify(READY, status=line)
-    failing = asyncio.create_task(server.has_failed.wait())
-    await asyncio.wait({failing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if failing.done():
-        await server.abandon()
-        _exit(GUARD_EXIT_CODE)
-    failing.cancel()
-    notify(STOPPING, status="draining")
-    _guard(options.config)
-    num_cut = await server.drain()
-    if scraped is not None:
-        scraped.close()
-    if spans is not None:
-        await asyncio.to_thread(spans.close)
-    return 1 if num_cut else 0
-
-
-async def _open(root: Path, options: ServeOptions, intake: Intake) -> Serving:
-    """Return the opened model, while the event loop answers probes."""
-    options = replace(options, stage=_noted(options.stage, intake))
-    intake.note("opening the bundle")
-    opened = open_isolated if options.isolates_engine else open_serving
-    serving = await asyncio.to_thread(opened, root, options)
-    settle_loaded()
-    return serving
-
-
-def _noted(stage: Stage, intake: Intake) -> Stage:
-    """Return a stage that probes are told of, too."""
-
-    @contextmanager
-    def noted(text: str) -> Iterator[None]:
-        before = intake.stage
-        intake.note(text)
-        with stage(text):
-            yield
-        intake.note(before)
-
-    return noted
-
-
-def _tell_port(port: int, address: str, file: Path | None, what: str = "") -> str:
-    """Say that requests are taken, and where; return what was said."""
-    if file is not None:
-        unfinished = file.with_name(file.name + ".new")
-        unfinished.write_text(f"{port}\n", encoding="utf-8")
-        unfinished.replace(file)
-    line = f"serving {what}on port {port}" if port else f"serving on {address}"
-    print(line, flush=True)
-    log.info("%s", line)
-    return line
-
-
-def _exit(code: int) -> NoReturn:
-    """End the process while another thread is in a library that may not return."""
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def open_doors(
-    root: Path, options: ServeOptions, metrics: Metrics
-) -> tuple[Doors, list[str], MetricsListener | None]:
-    """Return the doors, addresses to listen on that they allow, and what answers scrapes from now on.
-
-    Raises:
-        ConfigError: a file or an address cannot be used.
-    """
-    failed = metrics.reload_failures
-    doors = Doors(options.doors, lambda name: failed.labels(file=name).inc())
-    addresses = [options.address]
-    if options.socket_path is not None:
-        addresses.append(f"{UNIX}{options.socket_path}")
-    for address in addresses:
-        doors.check("host", address)
-    if (certificate := doors.certificate) is not None:
-        metrics.watch(
-            "tls_certificate_expiry_seconds",
-            "Until the certificate ends",
-            lambda: certificate().ends_s - time.time(),
-        )
-    listener = None
-    if options.watch.metrics_address is not None:
-        listener = MetricsListener(
-            options.watch.metrics_address,
-            Exposition(metrics.registry, options.name_of(root), options.watch.has_vllm_names),
-            doors,
-            lambda error: metrics.refused.labels(reason=error.reason).inc(),
-        )
-    return doors, addresses, listener
-
-
-def _guard(config: ServerConfig) -> None:
-    """End the process even if the drain hangs."""
-    total_s = config.lb_delay_s + config.drain_timeout_s + FLUSH_S + CLOSE_GRACE_S
-    timer = threading.Timer(total_s + GUARD_S, os._exit, args=(GUARD_EXIT_CODE,))
-    timer.daemon = True
-    timer.start()

@@ -1,4 +1,4 @@
-"""A server around a served model, as ``runtime.serving.server.serve`` makes it."""
+"""A server around a served model, as ``runtime.serving.process.serve`` makes it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def warm(**given: Any) -> None:
     with refusals(), compile_stage():
         from outrider.engines.onnx import packed_loops  # noqa: F401
         from outrider.runtime.serving.opening import open_serving
-        from outrider.runtime.serving.server import serve  # noqa: F401
+        from outrider.runtime.serving.process import serve  # noqa: F401
 
     stages: list[str] = []
 

@@ -202,7 +202,7 @@ def serve(**given: Any) -> None:
         with compile_stage(stage if logs.is_for_people else logged_stage):
             # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
             from outrider.engines.onnx import packed_loops  # noqa: F401
-            from outrider.runtime.serving.server import serve as serve_bundle
+            from outrider.runtime.serving.process import serve as serve_bundle
 
         bundle, options = what_to_serve(**given)
         with asyncio.Runner(loop_factory=_event_loop) as runner:

@@ -191,7 +191,7 @@ def test_a_provider_option_that_nothing_reads_is_refused(tiny_bundle, options, r
 
 def test_serving_imports_neither_torch_nor_what_draws_pictures():
     code = (
-        "import sys, outrider.runtime.serving.server, outrider.runtime.cli.main\n"
+        "import sys, outrider.runtime.serving.process, outrider.runtime.cli.main\n"
         "heavy = ('torch', 'transformers', 'outrider.export', 'matplotlib', 'outrider.runtime.offline')\n"
         "sys.exit(any(name in sys.modules for name in heavy))"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.runtime.cli.main import app
-from outrider.runtime.serving import server
+from outrider.runtime.serving import process as server
 from typer.testing import CliRunner
 
 from tests.runtime.cli.test_refusals import refused

@@ -14,7 +14,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError, Client
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving import server as serving
+from outrider.runtime.serving import process as serving
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.opening import ServeOptions, open_serving
@@ -27,7 +27,7 @@ CONFIG = ServerConfig(default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0)
 STUCK = """
 import asyncio, sys, threading
 from pathlib import Path
-from outrider.runtime.serving import server
+from outrider.runtime.serving import process as server
 from outrider.runtime.serving.opening import ServeOptions
 
 def stuck(root, options):

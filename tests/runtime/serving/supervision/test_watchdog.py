@@ -20,7 +20,7 @@ from outrider.engines.base import FloatArray
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import Finished
 from outrider.runtime.loop.totals import NUM_USUAL, Pulse
-from outrider.runtime.serving.server import GUARD_EXIT_CODE
+from outrider.runtime.serving.process import GUARD_EXIT_CODE
 from outrider.runtime.serving.supervision import supervisor as serving
 from outrider.runtime.serving.supervision.supervisor import LIVENESS
 from outrider.runtime.serving.supervision.watchdog import FIRST_STEP_S, Watchdog

@@ -182,7 +182,7 @@ def test_an_endpoint_that_is_none_and_a_library_that_is_missing_are_refused(monk
 
 
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_asked_for():
-    code = "import sys, outrider.runtime.serving.server\nprint('opentelemetry' in sys.modules)"
+    code = "import sys, outrider.runtime.serving.process\nprint('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
