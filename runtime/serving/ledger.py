@@ -149,7 +149,7 @@ def _access_fields(caller: Caller, ended: Ended) -> dict[str, object]:
     """Return what a line of the log says of a request beside its names; what is unknown is left out."""
     fields: dict[str, object] = {
         "dialect": caller.dialect,
-        "method": caller.method,
+        "method": bounded(caller.method),
         "tenant": bounded(caller.tenant),
         "key": bounded(caller.key),
         "peer": bounded(host_of(caller.peer)),
