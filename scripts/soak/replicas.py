@@ -34,7 +34,7 @@ NUM_REPLICAS = 3
 NUM_CLIENTS = 6
 # Of the requests, when a replica is killed, and when another one is restarted.
 KILL_AT, RESTART_AT = 0.25, 0.6
-OPTIONS = ("--threads", "1", "--gamma", "4")
+OPTIONS = ("--threads", "1", "--gamma", "4", "--log-level", "warning")
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
 

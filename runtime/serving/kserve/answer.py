@@ -13,6 +13,7 @@ from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.tokenizer import TextCodec
 
 TEXT_OUTPUT = "text_output"
+LOGPROBS = "logprobs"
 # As vLLM calls them.
 REASONS = {
     FinishReason.STOP_TOKEN: "stop",
@@ -26,25 +27,29 @@ class Answer:
     """One completion, or what has come of it since the last message.
 
     Attributes:
+        texts: whose joined text is the completion's.
+        logprobs: JSON of each token's log-probabilities, where they are shown; made as tokens come, since a long
+            answer's together would take the event loop seconds.
         reason: of vLLM's words; empty while the completion goes on.
         num_drafted: draft tokens, once the completion has ended.
         num_accepted: those of them that it has.
     """
 
-    text: str = ""
-    tokens: list[EmittedToken] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[str] = field(default_factory=list)
     reason: str = ""
     num_drafted: int = 0
     num_accepted: int = 0
 
-    def add(self, batch: Batch) -> None:
-        """Add what has come."""
-        self.text += batch.text
-        self.tokens += batch.tokens
+    def add(self, batch: Batch, codec: TextCodec | None) -> None:
+        """Add what has come; with log-probabilities where there is a codec to show them."""
+        self.texts.append(batch.text)
         self.token_ids += [token.token for token in batch.tokens]
+        if codec is not None:
+            self.logprobs += [_logprobs(token, codec) for token in batch.tokens if token.logprobs]
         if isinstance(end := batch.end, Finished):
-            self.text += end.text
+            self.texts.append(end.text)
             self.reason = REASONS[end.reason]
             self.num_drafted, self.num_accepted = end.report.num_drafted, end.report.num_accepted
 
@@ -52,7 +57,7 @@ class Answer:
 def answer_of(beam: BeamAnswer, report: Answer, lead: str) -> Answer:
     """Return a completion that a beam search found, behind ``lead``, with the figures of the whole search."""
     return Answer(
-        text=lead + beam.text,
+        texts=[lead, beam.text],
         token_ids=[*beam.tokens],
         reason=REASONS[beam.reason],
         num_drafted=report.num_drafted,
@@ -61,8 +66,9 @@ def answer_of(beam: BeamAnswer, report: Answer, lead: str) -> Answer:
 
 
 _TEXTS: Mapping[str, Callable[[Answer], str]] = {
-    TEXT_OUTPUT: lambda answer: answer.text,
+    TEXT_OUTPUT: lambda answer: "".join(answer.texts),
     "finish_reason": lambda answer: answer.reason,
+    LOGPROBS: lambda answer: f"[{', '.join(answer.logprobs)}]" if answer.logprobs else "null",
 }
 _COUNTS: Mapping[str, Callable[[Answer], Sequence[int]]] = {
     "token_ids": lambda answer: answer.token_ids,
@@ -70,11 +76,9 @@ _COUNTS: Mapping[str, Callable[[Answer], Sequence[int]]] = {
     "num_drafted_tokens": lambda answer: [answer.num_drafted],
     "num_accepted_tokens": lambda answer: [answer.num_accepted],
 }
-LOGPROBS = "logprobs"
 NUM_INPUT_TOKENS = "num_input_tokens"
 OUTPUTS: Mapping[str, str] = {
     **dict.fromkeys(_TEXTS, BYTES),
-    LOGPROBS: BYTES,
     **dict.fromkeys(_COUNTS, UINT32),
     NUM_INPUT_TOKENS: UINT32,
 }
@@ -86,14 +90,11 @@ def add_outputs(
     names: Sequence[str],
     answers: Sequence[Answer],
     num_input_tokens: int,
-    codec: TextCodec,
 ) -> None:
     """Add tensors that show some completions: of each an element, or of ``token_ids`` all one after another."""
     for name in names:
         if name in _TEXTS:
             add_texts(response, name, [_TEXTS[name](answer) for answer in answers])
-        elif name == LOGPROBS:
-            add_texts(response, name, [_logprobs(answer.tokens, codec) for answer in answers])
         elif name in _COUNTS:
             counts = [count for answer in answers for count in _COUNTS[name](answer)]
             add_counts(response, name, counts)
@@ -101,19 +102,14 @@ def add_outputs(
             add_counts(response, name, [num_input_tokens])
 
 
-def _logprobs(tokens: Sequence[EmittedToken], codec: TextCodec) -> str:
-    """Return, as Triton writes them, the chosen token and its alternatives by id, of each place; "null" for none."""
-    if not tokens or tokens[0].logprobs is None:
-        return "null"
+def _logprobs(token: EmittedToken, codec: TextCodec) -> str:
+    """Return a token and its alternatives by id, as Triton writes them."""
+    assert token.logprobs is not None  # others are left out
 
-    def entry(token: int, logprob: float) -> dict[str, object]:
-        text = codec.decode((token,), skip_special_tokens=False)
+    def entry(i: int, logprob: float) -> dict[str, object]:
+        text = codec.decode((i,), skip_special_tokens=False)
         return {"logprob": logprob, "decoded_token": text}
 
-    places = []
-    for token in tokens:
-        assert token.logprobs is not None  # all have some, or none has
-        found = {token.token: entry(token.token, token.logprobs.logprob)}
-        found |= {i: entry(i, logprob) for i, logprob in token.logprobs.top}
-        places.append(found)
-    return json.dumps(places)
+    found = {token.token: entry(token.token, token.logprobs.logprob)}
+    found |= {i: entry(i, logprob) for i, logprob in token.logprobs.top}
+    return json.dumps(found)

@@ -21,6 +21,7 @@ from outrider.runtime.core.options import check_count
 from outrider.runtime.core.params import Finished, RequestSpec
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.kserve.answer import (
+    LOGPROBS,
     OUTPUTS,
     TEXT_OUTPUT,
     Answer,
@@ -167,12 +168,12 @@ class InferCall:
         """Note how many completions the request in the queue has."""
         self._num_input_tokens = spec.num_prompt_tokens
         self._num_open = spec.num_samples
-        self._answers = [Answer(text=self._wishes.lead) for _ in range(spec.num_samples)]
+        self._answers = [Answer(texts=[self._wishes.lead]) for _ in range(spec.num_samples)]
 
     async def write(self, batch: Batch) -> None:
         """Send what has come; or, where nothing is to be streamed, all completions at the end of the last one."""
         wishes, answer = self._wishes, self._answers[batch.index]
-        answer.add(batch)
+        answer.add(batch, self._serving.codec if LOGPROBS in wishes.outputs else None)
         self._num_open -= isinstance(batch.end, Finished)
         if isinstance(batch.end, Finished) and batch.end.beams:
             found = batch.end.beams
@@ -186,7 +187,7 @@ class InferCall:
     async def _respond(self, shown: list[Answer], index: int) -> None:
         wishes, is_last = self._wishes, self._num_open == 0
         response = self._response()
-        add_outputs(response, wishes.outputs, shown, self._num_input_tokens, self._serving.codec)
+        add_outputs(response, wishes.outputs, shown, self._num_input_tokens)
         if self._is_stream:
             if wishes.streams and len(self._answers) > 1:
                 response.parameters[INDEX].int64_param = index

@@ -59,6 +59,8 @@ class InferStream:
         try:
             caller = caller_of(self._identity, context, dialect="kserve", method="ModelStreamInfer")
             call = InferCall(intake.serving, message, caller, self._send, is_stream=True)
+            # They may have megabytes, and the request may wait for long.
+            del data, message
             await intake.frontend.complete(call)
         except SlowConsumer:
             raise

@@ -139,7 +139,8 @@ class Account:
         """Return once so many requests have ended."""
         event = asyncio.Event()
         self._awaited.append((count, event))
-        await event.wait()
+        if len(self.records) < count:
+            await event.wait()
 
     @property
     def endings(self) -> Counter[str]:

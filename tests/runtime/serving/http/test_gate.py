@@ -21,7 +21,14 @@ from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.watch.metrics import Metrics
 
-from tests.runtime.serving.doors.papers import bearer, key_doors
+from tests.runtime.serving.doors.papers import (
+    AUDIENCE,
+    Issuer,
+    bearer,
+    key_doors,
+    key_set,
+    write,
+)
 from tests.runtime.serving.doors.test_quotas import doors as share_doors
 
 PAGES = read_pages()
@@ -93,6 +100,20 @@ async def test_a_key_opens_what_its_scopes_say_and_nothing_that_does_not_exist(
         assert (await http.ask("/v1/models", **bearer(keys["scraper"]))).status == 403
         assert (await http.ask("/docs", **bearer(keys["x"]))).status == 404
         assert (await http.ask("/v1/completions", **bearer(keys["x"]))).status == 405
+
+
+async def test_a_json_web_token_says_the_tenant_and_what_he_may(start_http, tmp_path: Path):
+    issuer = Issuer("ES256", "k")
+    path = write(tmp_path / "jwks", key_set(issuer))
+    doors = Doors(DoorOptions(jwt_keys=path, jwt_audience=AUDIENCE))
+    async with start_http(doors=doors) as http:
+        token = bearer(issuer.token(scope="info"))
+        assert (await http.ask("/v1/models", **token)).status == 200
+        assert (await http.ask("/v1/models", **token, outrider_tenant="alice")).status == 200
+        assert (await http.ask("/v1/models", **token, outrider_tenant="bob")).status == 403
+        assert (await http.ask("/v1/completions", {"prompt": "a"}, **token)).status == 403
+        expired = bearer(issuer.token(exp=1))
+        assert (await http.ask("/v1/models", **expired)).status == 401
 
 
 async def test_a_tenant_is_believed_as_gRPC_believes_it(start_http, tmp_path: Path):

@@ -132,9 +132,9 @@ async def test_bytes_that_are_no_message_fail_alone(start):
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])
 async def test_the_end_of_a_stream_ends_all_its_requests(start_endless, ends):
     async with start_endless(serve_options=KSERVE) as run, stub_of(run.address) as stub:
-        call = stub.ModelStreamInfer(timeout=1.0 if ends == "deadline" else PATIENCE_S)
-        for _ in range(run.serving.worker.snapshot().num_slots + 3):
-            await call.write(infer_request(**ENDLESS))
+        requests = [infer_request(**ENDLESS)] * (run.serving.worker.snapshot().num_slots + 3)
+        time_s = 1.0 if ends == "deadline" else PATIENCE_S
+        call = stub.ModelStreamInfer(iter(requests), timeout=time_s)
         if ends == "cancel":
             async with asyncio.timeout(PATIENCE_S):
                 while (await run.client.info()).load.num_free_slots:

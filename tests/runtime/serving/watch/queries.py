@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 PACKAGING = Path(__file__).parents[4] / "packaging"
-DASHBOARD = PACKAGING / "grafana" / "outrider.json"
+DASHBOARD = PACKAGING / "grafana" / "dashboard.json"
 ALERTS = PACKAGING / "prometheus" / "alerts.yml"
 _METRIC = re.compile(r"\b(outrider_\w+|up)\b(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')

@@ -82,6 +82,8 @@ async def test_who_waits_for_a_count_goes_on_when_it_is_reached() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert waiting.done() == is_over
+    async with asyncio.timeout(60):
+        await account.reached(1)
 
 
 def test_what_two_replicas_have_finished_is_read_from_their_logs(tmp_path: Path) -> None:

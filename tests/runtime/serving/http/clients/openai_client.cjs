@@ -41,7 +41,7 @@ async function main() {
   try {
     const endless = await client.completions.create(
       { model, prompt: "Hello", max_tokens: 1_000_000, stream: true, ignore_eos: true },
-      { headers: { "x-request-timeout-ms": "300" } },
+      { headers: { "x-request-timeout-ms": "1000" } },
     );
     for await (const _ of endless);
   } catch (error) {

@@ -66,7 +66,7 @@ stream = client.completions.create(
     prompt="Hello",
     max_tokens=1_000_000,
     stream=True,
-    extra_headers={"x-request-timeout-ms": "300"},
+    extra_headers={"x-request-timeout-ms": "1000"},
     extra_body={"ignore_eos": True},
 )
 try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[5]
 WEB = ROOT / "runtime" / "serving" / "http" / "web"
 OWN = sorted(path for path in WEB.iterdir() if not path.name.startswith("uPlot"))
 MODULES = [path for path in OWN if path.suffix == ".js"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-STYLE = Path(__file__).parents[4] / "runtime" / "serving" / "http" / "web" / "style.css"
+STYLE = Path(__file__).parents[5] / "runtime" / "serving" / "http" / "web" / "style.css"
 KINDS = ("accepted", "recovered", "bonus", "forced", "rejected")
 # Text, ground, and how opaque the text is.
 PAIRS = [
