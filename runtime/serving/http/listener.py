@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import uvicorn
@@ -18,6 +17,7 @@ from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http.app import router
 from outrider.runtime.serving.http.callers import DIALECT
 from outrider.runtime.serving.http.gate import Gate
+from outrider.runtime.serving.http.handshakes import Handshakes
 from outrider.runtime.serving.http.pages import read_pages
 from outrider.runtime.serving.http.protocol import BoundedProtocol
 from outrider.runtime.serving.http.tls import reloaded_context
@@ -35,14 +35,33 @@ GRACE_S = 2
 class _Server(uvicorn.Server):
     """A server of uvicorn's that leaves the process's signals alone; ``is_listening`` is set once it listens."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, handshakes: Handshakes | None) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
+        self._handshakes = handshakes
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
-        await super().startup(sockets)
+        if self._handshakes is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            connections = self.server_state.connections
+            for bound in sockets or ():
+                self._handshakes.begin(bound, self._protocol, lambda: len(connections))
         self.is_listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port and the connections."""
+        if self._handshakes is not None:
+            await self._handshakes.end()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -98,10 +117,11 @@ class HttpListener:
             refused=self._note_refusal,
         )
         files, certificate = doors.options.certificate_files, doors.certificate
-        context = None
+        handshakes = None
         if files is not None and certificate is not None:
             context = reloaded_context(files, certificate)
-        self._server = _Server(_configuration(gate, options, context))
+            handshakes = Handshakes(context, options.max_connections)
+        self._server = _Server(_configuration(gate, options), handshakes)
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -139,9 +159,7 @@ class HttpListener:
         self._intake.ledger.refused(route, caller, error)
 
 
-def _configuration(
-    gate: Gate, options: HttpOptions, context: ssl.SSLContext | None
-) -> uvicorn.Config:
+def _configuration(gate: Gate, options: HttpOptions) -> uvicorn.Config:
     """Return uvicorn's settings: a gate before all, and nothing that it would say or do of its own accord."""
 
     class Protocol(BoundedProtocol):
@@ -161,5 +179,4 @@ def _configuration(
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=GRACE_S,
-        ssl_context_factory=None if context is None else lambda config, make: context,
     )

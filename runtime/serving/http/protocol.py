@@ -10,7 +10,11 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MOST_HEADER_BYTES = 16 << 10
 """Of a request's target and all its headers together, as of a gRPC call's metadata."""
 PATIENCE_S = 10.0
-"""For a connection's first request, and for the headers of each to arrive."""
+"""For a connection's first request, for the headers of each to arrive, and for what is sent between two."""
+MOST_PIPELINED = 16
+"""Requests of a connection that wait behind the one that is answered; one read may bring thousands."""
+STALL_S = 60.0
+"""A connection whose client reads nothing of an answer for so long is closed; streams of tokens end before that."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -23,6 +27,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._num_header_bytes = 0
         self._patience: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
         if len(self.connections) > self.most_connections:
             transport.abort()
             return
@@ -31,7 +36,24 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; those that begin no request do not keep an idle connection."""
+        super().data_received(data)
+        if self.cycle is not None and self.cycle.response_complete:
+            self._wait()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        self._stop_watching()
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """Begin a request."""
@@ -53,8 +75,17 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Have the request answered."""
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError("too many requests at once")
+        if self.parser.should_upgrade() and self._has_body():
+            # The parser would take the body for the next request.
+            raise ValueError("another protocol asked for with a body")
         self._stop_waiting()
         super().on_headers_complete()
+
+    def _has_body(self) -> bool:
+        given = dict(self.headers)
+        return b"transfer-encoding" in given or given.get(b"content-length", b"0") != b"0"
 
     def _count(self, num_bytes: int) -> None:
         """Count bytes of headers; the parser ends the connection for what a callback raises."""
@@ -70,3 +101,19 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
+
+    def _watch_reader(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+
+        def look() -> None:
+            if self.transport.get_write_buffer_size() >= unread:
+                self.transport.abort()
+            else:
+                self._watch_reader()
+
+        self._stall = self.loop.call_later(STALL_S, look)
+
+    def _stop_watching(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.core.options import check_count
 from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.http.openai import kinds
 from outrider.runtime.serving.http.openai.messages import chat_of
@@ -155,13 +156,15 @@ def completion_request(
     for name, rule in _REFUSED.items():
         if values.get(name) is not None:
             raise UnsupportedOption(name, rule)
+    if isinstance(biases := values.get("logit_bias"), dict):
+        check_count("logit_bias", biases, serving.limits.max_logit_bias)
     answer = kinds.read(values, _ANSWER)
     stream = kinds.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
     fields = kinds.read(values, _FIELDS) | _logprobs(values, is_chat=is_chat) | _form(values)
     if is_chat:
         if (most := kinds.read(values, {"max_completion_tokens": kinds.count})) != {}:
             fields["max_tokens"] = most["max_completion_tokens"]
-        prompts: list[dict[str, Any]] = [{"chat": chat_of(values)}]
+        prompts: list[dict[str, Any]] = [{"chat": chat_of(values, serving.limits.max_messages)}]
     else:
         prompts = prompts_of(values.get("prompt"), serving)
     if "logprobs" in fields and fields.get("echo"):

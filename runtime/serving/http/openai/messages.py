@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.core.options import check_count
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.http.openai import kinds
 
@@ -19,8 +20,10 @@ _FIELDS: Mapping[str, kinds.Kind] = {
 _CHOICES = ("none", "auto")
 
 
-def chat_of(values: Mapping[str, Any]) -> ChatParams:
+def chat_of(values: Mapping[str, Any], max_messages: int) -> ChatParams:
     """Return the conversation of a request; roles, sizes and templates are not checked yet.
+
+    Messages are counted before they are looked at: 4 MiB of short ones take seconds of the event loop.
 
     Raises:
         RequestError: a field has another type.
@@ -29,6 +32,7 @@ def chat_of(values: Mapping[str, Any]) -> ChatParams:
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages", "is required, and must be an array of at least one message")
+    check_count("messages", messages, max_messages)
     given = kinds.read(values, _FIELDS)
     arguments = dict(given.get("chat_template_kwargs", {}))
     if (documents := values.get("documents")) is not None:

@@ -33,7 +33,7 @@ async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) ->
     model, limits = serving.model, serving.limits
     given = kinds.read(values, _TOKENIZE)
     if "messages" in values:
-        chat = chat_of(values)
+        chat = chat_of(values, limits.max_messages)
         check_model_chat(chat, limits, model)
         encoder = frontend.encoder_for(caller.method, caller)
         data = await encoder.tokenize_chat(chat, model.max_context)
