@@ -23,7 +23,7 @@ async def read_body(request: Request, most: int) -> bytes:
         RequestError: it is compressed.
         ClientDisconnect: the client went away.
     """
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if any(one != "identity" for one in request.headers.getlist("content-encoding")):
         raise RequestError("content-encoding", "must be left out: bodies are read as they are")
     length = request.headers.get("content-length", "0")
     if len(length) > len(str(most)) or int(length) > most:

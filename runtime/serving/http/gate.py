@@ -125,12 +125,20 @@ class Gate:
 
 def _check_host(hosts: Sequence[str]) -> None:
     """Refuse a name of this machine that is not its own: a page may have been loaded by it."""
-    name = urllib.parse.urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
+    name = _parts(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
     if name is None or not (name == "localhost" or is_loopback(name)):
         raise errors.PermissionDenied("host: must be localhost or a loopback address here")
 
 
 def _check_origin(origins: Sequence[str], hosts: Sequence[str]) -> None:
     """Refuse requests that a browser sends for another site's page."""
-    if origins and (len(origins) > 1 or urllib.parse.urlsplit(origins[0]).netloc not in hosts):
+    if origins and (len(origins) > 1 or _parts(origins[0]).netloc not in hosts):
         raise errors.PermissionDenied("origin: pages of other sites may not call this server")
+
+
+def _parts(address: str) -> urllib.parse.SplitResult:
+    """Return the parts of an address; all are empty where it is none."""
+    try:
+        return urllib.parse.urlsplit(address)
+    except ValueError:
+        return urllib.parse.SplitResult("", "", "", "", "")

@@ -142,7 +142,11 @@ class HttpListener:
             raise ConfigError(OPTION, "must be free to bind") from error
         self._port = bound.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([bound]))
-        await self._server.is_listening.wait()
+        listening = asyncio.ensure_future(self._server.is_listening.wait())
+        await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
+        if not listening.done():
+            listening.cancel()
+            await self._serving
 
     async def stop(self) -> None:
         """Close the port and the connections."""

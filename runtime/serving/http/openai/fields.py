@@ -6,7 +6,6 @@ names are ignored; known ones that would change the answer and are not served ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -240,4 +239,4 @@ def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     schema = found.get("schema")
     if not isinstance(schema, dict):
         raise RequestError("response_format.json_schema.schema", "must be an object")
-    return {"json_schema": json.dumps(schema, ensure_ascii=False, separators=(",", ":"))}
+    return {"json_schema": kinds.json_text("response_format.json_schema.schema", schema)}

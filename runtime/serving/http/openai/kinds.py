@@ -5,6 +5,7 @@ Ranges are the runtime's to check (``core.validate``); here a wrong type is refu
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -120,3 +121,15 @@ def mapping(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError(name, "must be an object")
     return value
+
+
+def json_text(name: str, value: object) -> str:
+    """Return a value as JSON without white space.
+
+    Raises:
+        RequestError: it is too deep.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError as error:
+        raise RequestError(name, "must be less deep") from error

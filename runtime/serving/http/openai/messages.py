@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +41,7 @@ def chat_of(values: Mapping[str, Any], max_messages: int) -> ChatParams:
         adds_generation_prompt=given.get("add_generation_prompt"),
         continues_final=given.get("continue_final_message", False),
         tools=_tools(values),
-        arguments=_json(arguments) if arguments else "",
+        arguments=kinds.json_text("chat_template_kwargs", arguments) if arguments else "",
         template=given.get("chat_template", ""),
     )
 
@@ -55,11 +54,11 @@ def _message(index: int, value: Any) -> ChatMessage:
     rest = {name: one for name, one in message.items() if one is not None}
     if content is None:
         # Of an assistant that calls tools: no content is not the empty one.
-        return ChatMessage(role=role, fields=_json({**rest, "content": None}))
+        return ChatMessage(role=role, fields=kinds.json_text(path, {**rest, "content": None}))
     return ChatMessage(
         role=role,
         content=_text(f"{path}.content", content),
-        fields=_json(rest) if rest else "",
+        fields=kinds.json_text(path, rest) if rest else "",
     )
 
 
@@ -87,8 +86,4 @@ def _tools(values: Mapping[str, Any]) -> str:
         return ""
     if not isinstance(tools, list):
         raise RequestError("tools", "must be an array of objects")
-    return _json(tools) if tools else ""
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return kinds.json_text("tools", tools) if tools else ""

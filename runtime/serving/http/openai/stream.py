@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.params import Finished, RequestSpec, StepTrace, sample_seed
+from outrider.runtime.core.params import (
+    Finished,
+    PromptToken,
+    RequestSpec,
+    StepTrace,
+    sample_seed,
+)
 from outrider.runtime.serving.http.answers import EVENTS, answer_error, json_bytes
 from outrider.runtime.serving.http.errors import body_of
 from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
@@ -72,6 +78,8 @@ class StreamSink:
         self._per_prompt = choices_per_prompt(asked)
         self._is_single = self._per_prompt * len(asked.requests) == 1
         self._specs: dict[int, RequestSpec] = {}
+        # Of several completions the first alone is told its prompt's; the text of all begins with it.
+        self._prompts: dict[int, list[PromptToken]] = {}
         self._choices: dict[int, _Choice] = {}
         self._tally = Tally()
         self._metrics: dict[str, Any] = {"speculative_decoding": None}
@@ -153,7 +161,9 @@ class StreamSink:
             choice = self._choices[index] = _Choice()
             await self._start()
         parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece.text)]
-        parts.append(self._logprobs(choice, batch) if asked.has_logprobs else '"logprobs":null')
+        parts.append(
+            self._logprobs(choice, batch, prompt) if asked.has_logprobs else '"logprobs":null'
+        )
         if piece.reason is None:
             parts.append(',"finish_reason":null')
         else:
@@ -180,11 +190,16 @@ class StreamSink:
             return f'"delta":{{"content":{_quote(text)}}},'
         return f'"delta":{{"role":"assistant","content":{_quote(text)}}},'
 
-    def _logprobs(self, choice: _Choice, batch: Batch) -> str:
+    def _logprobs(self, choice: _Choice, batch: Batch, prompt: int) -> str:
         spelling = self._head.spelling
         if self._asked.is_chat:
             return f'"logprobs":{_quote(chat_logprobs(batch.tokens, spelling))}'
-        tokens: Tokens = [*batch.prompt, *batch.tokens]
+        echoed: Sequence[PromptToken] = batch.prompt
+        if batch.index == 0:
+            self._prompts.setdefault(prompt, []).extend(echoed)
+        elif not choice.has_begun:
+            echoed = self._prompts.get(prompt, ())
+        tokens: Tokens = [*echoed, *batch.tokens]
         found, choice.text_offset = completion_logprobs(tokens, spelling, choice.text_offset)
         return f'"logprobs":{_quote(found)}'
 

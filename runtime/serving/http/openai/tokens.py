@@ -9,6 +9,7 @@ from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.options import check_count, check_ids, check_text
 from outrider.runtime.core.validate import GenerateFields, check_model_chat
 from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
+from outrider.runtime.serving.encoding import MAX_ANSWER_BYTES
 from outrider.runtime.serving.http.openai import kinds
 from outrider.runtime.serving.http.openai.messages import chat_of
 from outrider.runtime.serving.intake import Intake
@@ -70,7 +71,10 @@ async def detokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) 
     check_ids("tokens", tokens, serving.model.vocab_size)
     fields = GenerateFields(tokens=tokens, skip_special_tokens=False)
     encoder = intake.frontend.encoder_for(caller.method, caller)
-    return {"prompt": await encoder.echo(fields, tokens)}
+    text = await encoder.echo(fields, tokens)
+    if len(text) > MAX_ANSWER_BYTES:
+        raise RequestError("tokens", f"must be a text of at most {MAX_ANSWER_BYTES} letters")
+    return {"prompt": text}
 
 
 def tokenizer_info(intake: Intake) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class WholeSink:
         text = "".join(found.texts)
         choice = self._choice(first + sample, text, REASONS[end.reason], end.stop)
         if self._asked.has_logprobs:
-            choice["logprobs"] = self._logprobs(found)
+            choice["logprobs"] = self._logprobs(prompt, found)
         if self._asked.has_token_ids:
             choice["token_ids"] = [one.token for one in found.tokens]
         if self._asked.has_trace or self._asked.has_provenance:
@@ -126,12 +126,14 @@ class WholeSink:
         more = {"logprobs": None, "finish_reason": reason, "stop_reason": stop}
         return {"index": index, **said, **more}
 
-    def _logprobs(self, found: _Gathered) -> dict[str, Any]:
+    def _logprobs(self, prompt: int, found: _Gathered) -> dict[str, Any]:
         spelling = self._head.spelling
         if self._asked.is_chat:
             return chat_logprobs(found.tokens, spelling)
         value: dict[str, Any]
-        value, _ = completion_logprobs([*found.prompt, *found.tokens], spelling, 0)
+        # Of several completions the first alone is told the prompt's; the text of all begins with it.
+        echoed = self._gathered[prompt, 0].prompt
+        value, _ = completion_logprobs([*echoed, *found.tokens], spelling, 0)
         return value
 
     def _outrider(

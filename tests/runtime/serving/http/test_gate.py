@@ -194,3 +194,9 @@ def test_an_address_that_others_reach_needs_tls(address: str, rule: str) -> None
     intake = Intake(Ledger(Metrics(), lambda: 0.0))
     with pytest.raises(ConfigError, match=f"http_address: {rule}"):
         HttpListener(intake, Doors(DoorOptions()), options)
+
+
+async def test_headers_that_are_no_addresses_are_refused_as_strange_ones(start_http):
+    async with start_http() as http:
+        for headers in ({"host": "["}, {"origin": "http://["}, {"origin": "//]"}):
+            assert (await http.ask("/v1/models", **headers)).status == 403

@@ -6,6 +6,7 @@ import pytest
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.http.openai import tokens
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.watch.metrics import Metrics
@@ -71,3 +72,11 @@ async def test_texts_become_tokens_and_tokens_texts(start_http):
     assert (info["eos_token"], info["bos_token"], info["chat_template"]) == ("</s>", None, None)
     assert wrong.error["param"] == "tokens" and none.error["param"] == "prompt"
     assert (chat.status, chat.error["param"]) == (400, "messages")
+
+
+async def test_a_text_beyond_an_answer_s_size_is_refused(start_http, monkeypatch):
+    monkeypatch.setattr(tokens, "MAX_ANSWER_BYTES", 3)
+    async with start_http() as http:
+        assert (await http.ask("/detokenize", {"tokens": [0, 1, 2]})).json() == {"prompt": "abc"}
+        refused = await http.ask("/detokenize", {"tokens": [0, 1, 2, 3]})
+    assert (refused.status, refused.error["param"]) == (400, "tokens")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.serving.http.openai import kinds
 
 from tests.runtime.serving.chat.test_requests import HELLO, RENDERED, TOKENIZER, chat_server
 
@@ -121,6 +124,14 @@ async def test_what_a_chat_cannot_have_is_refused_by_name(start_chat):
             assert answer.status == 400, fields
             assert answer.error["param"] == name, answer.error
             assert rule in answer.error["message"], answer.error
+
+
+def test_what_is_too_deep_to_be_passed_on_is_refused():
+    deep: list[Any] = []
+    for _ in range(sys.getrecursionlimit()):
+        deep = [deep]
+    with pytest.raises(RequestError, match="tools: must be less deep"):
+        kinds.json_text("tools", deep)
 
 
 async def test_a_bundle_without_a_template_refuses_chats(start_http):

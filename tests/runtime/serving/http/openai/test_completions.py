@@ -185,6 +185,26 @@ async def test_echo_scores_the_prompt_as_likelihood_tasks_ask(start_http):
     assert bare.json()["choices"][0]["text"] == "abde"
 
 
+async def test_every_completion_of_an_echoed_prompt_has_the_prompt_s_log_probabilities(start_http):
+    fields = {"prompt": "abd", "max_tokens": 2, "n": 3, "logprobs": 2, "echo": True, "seed": 1}
+    async with start_http(target=uncertain) as http:
+        whole = (await http.complete(**fields)).json()["choices"]
+        events = (await http.complete(**fields, stream=True)).events()[:-1]
+    assert len(whole) == 3
+    for choice in whole:
+        found = choice["logprobs"]
+        assert "".join(found["tokens"]) == choice["text"]
+        assert choice["text"].startswith("abd")
+        assert found["text_offset"] == [*range(5)]
+        assert found["token_logprobs"][:3] == whole[0]["logprobs"]["token_logprobs"][:3]
+        mine = [
+            one["choices"][0] for one in events if one["choices"][0]["index"] == choice["index"]
+        ]
+        pieces = [one["logprobs"] for one in mine]
+        for name, values in found.items():
+            assert [value for piece in pieces for value in piece[name]] == values
+
+
 async def test_what_ended_an_answer_is_told(start_http):
     async with start_http(target=ending_after_d) as http:
         fields = {"prompt": "a", "temperature": 0}
