@@ -65,13 +65,13 @@ async def test_a_full_queue_of_a_replica_that_goes_is_served_by_the_others(
         await reach(client, going, staying)
         holder = going.endless()
         await anext(holder)
-        answers = [asyncio.ensure_future(answer(client)) for _ in range(2 * MANY)]
+        answers = [asyncio.ensure_future(answer(client)) for _ in range(3 * MANY)]
         async with asyncio.timeout(PATIENCE_S):
             while (await going.client.info()).load.num_queued < MANY:
                 pass
         going.server.hurry()
         await going.server.drain()
-        assert await asyncio.gather(*answers) == [1] * (2 * MANY)
+        assert await asyncio.gather(*answers) == [1] * (3 * MANY)
         await holder.aclose()
 
 

@@ -297,7 +297,7 @@ def test_phrases_of_the_bundle_reach_the_drafters():
 def test_an_opened_server_uses_them_and_says_so(bundle: Path, caplog: pytest.LogCaptureFixture):
     write_serving_defaults(bundle, TUNED)
     asked = ServeOptions(config=ServerConfig(default_gamma=2))
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         serving = open_serving(bundle, replace(asked, leaves_drafter=True, leaves_gamma=True))
     speculation = serving.worker.default_speculation
     assert (speculation.drafter, speculation.gamma) == ("lookup", 3)
