@@ -17,6 +17,7 @@ from outrider.runtime.serving.doors.options import DoorOptions
 from scripts.bench.doors.certificates import Authority
 from scripts.soak.fleet.ports import free_ports
 from tests.runtime.conftest import Running, Start
+from tests.runtime.serving.supervision.test_watchdog import Stuck
 
 PATIENCE_S = 60.0
 # Refused by a replica that goes: more than half of the 100 tokens after which many service configs stop retrying.
@@ -54,25 +55,28 @@ async def test_calls_go_round_all_replicas(start: Start) -> None:
         assert (num_admitted(one) - before[0], num_admitted(other) - before[1]) == (10, 10)
 
 
-async def test_a_full_queue_of_a_replica_that_goes_is_served_by_the_others(
-    start: Start, start_endless: Start
-) -> None:
+async def test_a_full_queue_of_a_replica_that_goes_is_served_by_the_others(start: Start) -> None:
+    stuck = Stuck()
     async with (
-        start_endless(max_batch=1) as going,
+        start(target=stuck, max_batch=1) as going,
         start(max_batch=16) as staying,
         Client(target_of(going, staying)) as client,
+        asyncio.timeout(PATIENCE_S),
     ):
         await reach(client, going, staying)
-        holder = going.endless()
-        await anext(holder)
-        answers = [asyncio.ensure_future(answer(client)) for _ in range(3 * MANY)]
-        async with asyncio.timeout(PATIENCE_S):
-            while (await going.client.info()).load.num_queued < MANY:
+        with stuck.closed():
+            holder = asyncio.ensure_future(answer(going.client))
+            await asyncio.to_thread(stuck.has_stuck.wait)
+            answers = [asyncio.ensure_future(answer(client)) for _ in range(3 * MANY)]
+            while going.server.intake.frontend.num_streams <= MANY:
+                await going.client.info()
+            going.server.hurry()
+            draining = asyncio.ensure_future(going.server.drain())
+            while not (await going.client.info()).load.is_draining:
                 pass
-        going.server.hurry()
-        await going.server.drain()
+        await draining
         assert await asyncio.gather(*answers) == [1] * (3 * MANY)
-        await holder.aclose()
+        await asyncio.gather(holder, return_exceptions=True)
 
 
 async def test_no_call_fails_while_three_replicas_are_restarted_one_by_one(start: Start) -> None:
