@@ -1,5 +1,6 @@
 import contextlib
 import string
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +27,7 @@ from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.process import SWITCH_INTERVAL_S
 from outrider.runtime.serving.served_model import Serving
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
@@ -197,12 +199,16 @@ async def running(
     port = await begin(server, serving, f"{host}:0", *addresses)
     address = f"{host}:{port}"
     options = (("grpc.enable_retries", 0), *options)
+    # As a server's process does: an engine of Python without pauses would hold the interpreter for 5 ms at a time.
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     async with Client(address, credentials=credentials, options=options) as client:
         try:
             yield Running(client, server, serving, address)
         finally:
             server.hurry()
             await server.drain()
+            sys.setswitchinterval(before_s)
 
 
 @pytest.fixture

@@ -144,7 +144,9 @@ async def test_the_end_of_a_stream_ends_all_its_requests(start_endless, ends):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call:
                     pass
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            # The client says INTERNAL where the deadline passes while it still writes.
+            codes = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
+            assert caught.value.code() in codes
         await wait_until_idle(run)
         assert run.server.intake.frontend.num_streams == 0
         assert (await run.client.complete("a", max_tokens=3, temperature=0)).text == "bcd"
