@@ -40,6 +40,8 @@ class InferStream:
         Raises:
             SlowConsumer: the caller does not read; what was being written is lost, so that nothing can follow it.
         """
+        # gRPC sends headers with the first message, and can end no call of which that was given up.
+        await self._context.send_initial_metadata(())
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
