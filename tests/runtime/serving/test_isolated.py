@@ -183,9 +183,9 @@ async def test_an_engine_that_hangs_is_replaced(
 
 
 async def test_a_drain_lets_a_running_request_finish(isolated: Isolated) -> None:
-    last = isolated.client.generate("abc", max_tokens=40, temperature=0.0)
-    await anext(last)
+    pid, last = isolated.pid, await isolated.begun("abc", ignore_eos=True)
     isolated.worker.drain()
+    os.kill(pid, signal.SIGCONT)
     responses = [one async for one in last]
     assert responses[-1].finish.reason == wire.FINISH_REASON_LENGTH
     assert await asyncio.to_thread(isolated.worker.stop, 0.0)
