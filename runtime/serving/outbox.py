@@ -1,9 +1,9 @@
 """The bounded outbox of one stream: filled by the worker's thread, emptied on the event loop.
 
 The outbox merges events instead of blocking, so the worker never waits for a client. A slow reader gets fewer, larger
-deltas; a client that does not read overflows. A message costs more than a small model's step, so tokens that follow a
-message within the interval wait for the next one. Tokens that come slowly do not wait: a message is cheap beside their
-step, and waiting would make the text halt.
+deltas, none larger than clients take; a client that does not read overflows. A message costs more than a small model's
+step, so tokens that follow a message within the interval wait for the next one. Tokens that come slowly do not wait: a
+message is cheap beside their step, and waiting would make the text halt.
 
 A wake-up of the loop costs a system call, and takes the interpreter and a processor from the engines' threads. So all
 events of a step share one wake-up, events that wait cause none, and the intervals of all streams end together. This
@@ -31,13 +31,16 @@ from outrider.runtime.core.params import (
     pieces_of,
 )
 
+MOST_TOKENS = 1024
+"""Of one batch, and a step's more: with twenty log-probabilities each, a third of the 4 MiB that clients take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What came since the last take, in order.
+    """What came since the last take, in order; of more than ``MOST_TOKENS`` the first ones.
 
     Attributes:
-        end: the terminal event, once it has come.
+        end: the terminal event, once it has come and nothing is left before it.
         index: of the completion, among those of its prompt.
         prompt: of the first batch, where its log-probabilities were asked for: all of it, or a part.
     """
@@ -145,7 +148,7 @@ class Outbox:
         self._keeps_back = False
         self._max_events = max_events
         self._on_overflow = on_overflow
-        self._progress: list[Progressed] = []
+        self._progress: deque[Progressed] = deque()
         self._num_waiting = 0
         self._end: Finished | Failed | None = None
         self._is_cut = False
@@ -178,7 +181,7 @@ class Outbox:
             self._post.put(self._put, event, may_wait=lambda: self._pause is not None)
 
     async def take(self) -> Batch:
-        """Wait for events and return all of them as one batch."""
+        """Wait for events and return them as one batch."""
         await self._has_events.wait()
         self._has_events.clear()
         return self.taken()
@@ -189,20 +192,28 @@ class Outbox:
         return self._end is not None or (bool(self._progress) and not self._keeps_back)
 
     def taken(self) -> Batch:
-        """Return all events that are here, as one batch."""
-        if self._interval_s > 0.0 and self._end is None:
+        """Return the events that are here as one batch."""
+        progress: list[Progressed] = []
+        num_tokens = 0
+        while self._progress and num_tokens < MOST_TOKENS:
+            progress.append(self._progress.popleft())
+            num_tokens += len(progress[-1].tokens)
+        # Those that an interval kept back were never counted.
+        self._num_waiting = min(self._num_waiting, len(self._progress))
+        end = None if self._progress else self._end
+        if self._progress:
+            self._has_events.set()
+        elif self._interval_s > 0.0 and end is None:
             loop = asyncio.get_running_loop()
             tick = round(loop.time() / self._interval_s) + 1
             self._keeps_back = True
             self._pause = loop.call_at(tick * self._interval_s, self._end_pause)
-        progress, self._progress = self._progress, []
-        self._num_waiting = 0
         lead, self._lead = self._lead, ""
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
             text=lead + "".join(event.text for event in progress),
             steps=tuple(event.trace for event in progress),
-            end=self._end,
+            end=end,
             index=self._index,
             prompt=progress[0].prompt if progress else (),
         )

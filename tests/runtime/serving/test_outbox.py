@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from outrider.runtime.core.params import Finished, Progressed
+from outrider.runtime.serving import outbox as outbox_module
 from outrider.runtime.serving.outbox import Outbox, Post
 
 from tests.runtime.markov import Harness, spec
@@ -100,6 +101,39 @@ def streaming(
     harness.worker.after_step(post.send)
     harness.worker.submit(spec("a", (1,), max_tokens=max_tokens, gamma=0), outbox.deliver)
     return harness, outbox, overflows
+
+
+async def test_many_tokens_leave_in_batches_that_a_client_can_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outbox_module, "MOST_TOKENS", 3)
+    harness, outbox, overflows = streaming(3600.0, max_tokens=9, max_events=2)
+    harness.worker.run_step()
+    assert len((await outbox.take()).tokens) == 1
+    # Kept back until the last one, so that nobody is waiting for a reader.
+    for _ in range(8):
+        harness.worker.run_step()
+    batches = [await outbox.take() for _ in range(3)]
+    assert [len(batch.tokens) for batch in batches] == [3, 3, 2]
+    assert [len(batch.steps) for batch in batches] == [3, 3, 2]
+    assert [batch.end is None for batch in batches] == [True, True, False]
+    assert outbox.is_ended and not overflows
+
+
+async def test_who_reads_less_than_comes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_module, "MOST_TOKENS", 2)
+    harness, outbox, overflows = streaming(0.0, max_tokens=40, max_events=4)
+    for _ in range(2):
+        for _ in range(3):
+            harness.worker.run_step()
+            await asyncio.sleep(0)
+        # One more stays behind each time.
+        assert len((await outbox.take()).tokens) == 2
+    assert not overflows
+    for _ in range(3):
+        harness.worker.run_step()
+        await asyncio.sleep(0)
+    assert overflows == [True]
 
 
 async def test_tokens_within_the_interval_travel_together_and_the_end_at_once() -> None:
