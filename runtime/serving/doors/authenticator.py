@@ -6,7 +6,7 @@ here, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.runtime.core.errors import PermissionDenied, Unauthenticated
@@ -40,12 +40,12 @@ class Credentials:
     """What is asked for, as functions of no arguments, since files may change; None for what is not asked for.
 
     Attributes:
-        keys: hashes of API keys.
+        keys: API keys by their hashes.
         tokens: public keys of those who sign tokens.
         has_certificates: whether callers' certificates say who they are.
     """
 
-    keys: Callable[[], tuple[Key, ...]] | None = None
+    keys: Callable[[], Mapping[bytes, Key]] | None = None
     tokens: Callable[[], TokenKeys] | None = None
     has_certificates: bool = False
 

@@ -40,8 +40,7 @@ def test_a_new_key_is_printed_once_with_its_line():
     result = CliRunner().invoke(app, ["key", "new", "--tenant", "acme", "--name", "nightly"])
     assert result.exit_code == 0, result.output
     secret, line = result.stdout.splitlines()
-    (known,) = parse_keys(line)
-    assert find_key([known], secret) is known
+    known = find_key(parse_keys(line), secret)
     assert (known.name, known.tenant, known.scopes) == ("nightly", "acme", {"generate", "info"})
 
 
@@ -52,7 +51,7 @@ def test_lines_of_new_keys_are_added_to_a_file_of_the_owner(tmp_path: Path):
     file.write_text(file.read_text().rstrip("\n"))  # as editors may leave it
     secrets += [CliRunner().invoke(app, command).stdout.split() for _ in range(2)]
     keys = parse_keys(file.read_text())
-    assert [find_key(keys, *one) for one in secrets] == list(keys)
+    assert [find_key(keys, *one) for one in secrets] == [*keys.values()]
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
