@@ -64,6 +64,7 @@ class ServerConfig:
             together, unless steps take more than half of it. The first message and the last never
             wait, and the second may wait half as long, or half as long again.
         max_unsent_chunks: chunks of one stream waiting to be read before it is cut off.
+        stall_timeout_s: seconds one response may wait to be read before the request is cut off.
         retry_after_s: seconds a refused caller is told to wait.
         num_threads: threads of a CPU backend.
         sampler: where drafts are judged: "host", "device" (whole rounds stay on the engines'
@@ -90,6 +91,7 @@ class ServerConfig:
     lb_delay_s: float = 5.0
     message_interval_s: float = 0.05
     max_unsent_chunks: int = 2048
+    stall_timeout_s: float = 30.0
     retry_after_s: float = 1.0
     num_threads: int = 2
     sampler: str = "auto"
@@ -111,8 +113,15 @@ class ServerConfig:
             _check(value is None or value >= 0, key, "must be at least 0")
         for key in (one.name for one in fields(self) if one.name.endswith("_s")):
             _check(getattr(self, key) >= 0.0, key, "must be at least 0 seconds")
+        _check(self.stall_timeout_s > 0.0, "stall_timeout_s", "must be above 0 seconds")
         # A queue may be without a limit; the others are waited for.
-        for key in ("drain_timeout_s", "lb_delay_s", "message_interval_s", "retry_after_s"):
+        for key in (
+            "drain_timeout_s",
+            "lb_delay_s",
+            "message_interval_s",
+            "retry_after_s",
+            "stall_timeout_s",
+        ):
             _check(getattr(self, key) <= MOST_SECONDS, key, f"must be at most {MOST_SECONDS:.0f}")
         for key in _COUNTS:
             value = getattr(self, key)

@@ -318,7 +318,7 @@ class Frontend:
     async def _write(
         self, call: Call, live: _Live, account: Account, stall: asyncio.Timeout
     ) -> FinishReason:
-        loop, stall_s = asyncio.get_running_loop(), self._serving.stall_timeout_s
+        loop, stall_s = asyncio.get_running_loop(), self._serving.config.stall_timeout_s
         outbox, num_open = live.outbox, len(live.samples)
         count = StreamCounts(self._ledger.metrics, self._serving.clock, num_open).count
         while True:

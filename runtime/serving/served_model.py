@@ -110,7 +110,6 @@ class Serving:
     Attributes:
         codec: a ``TextToTextCodec`` where the model has an encoder.
         defaults: of what requests leave open.
-        stall_timeout_s: seconds one response may wait to be read before the request is cut off.
         certificate: the bundle's parity certificate.
         clock: seconds; the same clock as the worker's.
         bit_equality: what is known of the claim that a row's bits depend on nothing beside it.
@@ -130,7 +129,6 @@ class Serving:
     limits: RequestLimits = field(default_factory=RequestLimits)
     defaults: RequestDefaults = NO_DEFAULTS
     certificate: Mapping[str, object] = field(default_factory=dict)
-    stall_timeout_s: float = 30.0
     clock: Callable[[], float] = time.monotonic
     bit_equality: BitEquality = BitEquality.NOT_CLAIMED
     weights_are_private: bool = True

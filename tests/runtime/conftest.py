@@ -143,6 +143,7 @@ async def running(
     credentials: grpc.ChannelCredentials | None = None,
     listeners: MakeListeners = lambda intake, doors: (),
 ) -> AsyncIterator[Running]:
+    config = replace(config, stall_timeout_s=stall_timeout_s)
     engine_limits = EngineLimits(
         max_batch=max_batch,
         max_context=max_context,
@@ -192,7 +193,6 @@ async def running(
         config=config,
         limits=limits,
         defaults=defaults,
-        stall_timeout_s=stall_timeout_s,
         clock=clock,
         grammars=grammars,
         chats=chats,

@@ -51,6 +51,7 @@ OF_SERVER = (
     "prefill_chunk",
     "read_tokens",
     "max_unsent_chunks",
+    "stall_timeout_s",
     "retry_after_s",
 )
 """Fields of ``ServerConfig`` without an option of their own."""

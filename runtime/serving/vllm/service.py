@@ -136,7 +136,7 @@ class VllmEngineService:
         return answer.SerializeToString()
 
     async def _get_tokenizer(self, context: Context) -> None:
-        archive, stall_s = await self._packed(), self._intake.serving.stall_timeout_s
+        archive, stall_s = await self._packed(), self._intake.serving.config.stall_timeout_s
         for start in range(0, len(archive.data), _CHUNK_BYTES):
             chunk = common.GetTokenizerChunk(data=archive.data[start : start + _CHUNK_BYTES])
             if start + _CHUNK_BYTES >= len(archive.data):

@@ -29,6 +29,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         ("drain_timeout_s", float("nan")),
         ("lb_delay_s", -1.0),
         ("retry_after_s", -1.0),
+        ("stall_timeout_s", 0.0),
         ("default_drafter", ""),
     ],
 )
