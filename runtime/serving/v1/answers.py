@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc.aio
@@ -20,6 +20,9 @@ Context: TypeAlias = grpc.aio.ServicerContext
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# Bytes; a stream's window has 65,535 to begin with.
+_SURE_TO_FIT = 1 << 15
 
 
 class Carrier(Protocol):
@@ -57,6 +60,25 @@ def caller_of(
         method=method,
         trace=trace_headers(context.invocation_metadata() or ()),
     )
+
+
+def sender_of(context: Context) -> Callable[[bytes], Awaitable[None]]:
+    """Return what writes a stream's messages.
+
+    gRPC sends headers with the first message, and can end no call of which that was given up: before a large one,
+    which may not fit what a client takes unread, they go alone. Else they wait, since clients try no call again of
+    which they have headers.
+    """
+    is_first = True
+
+    async def send(data: bytes) -> None:
+        nonlocal is_first
+        if is_first and len(data) > _SURE_TO_FIT:
+            await context.send_initial_metadata(())
+        is_first = False
+        await context.write(data)
+
+    return send
 
 
 def failure_of(method: str, error: Exception) -> errors.ServingError:

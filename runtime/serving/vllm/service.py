@@ -9,7 +9,7 @@ import grpc
 from outrider.runtime.core.errors import SlowConsumer
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.v1.answers import Context, answered, caller_of
+from outrider.runtime.serving.v1.answers import Context, answered, caller_of, sender_of
 from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.vllm.generate_call import EngineCall
 from outrider.runtime.serving.vllm.tokenizer_files import Archive, tokenizer_archive
@@ -84,7 +84,7 @@ class VllmEngineService:
 
     async def _generate(self, data: bytes, context: Context) -> None:
         intake, caller = self._intake, caller_of(gate.identity(), context, dialect="vllm")
-        await intake.frontend.complete(EngineCall(intake.serving, data, caller, context.write))
+        await intake.frontend.complete(EngineCall(intake.serving, data, caller, sender_of(context)))
 
     async def _abort(self, data: bytes) -> bytes:
         request_ids = parse(vllm.AbortRequest, data).request_ids
@@ -137,13 +137,14 @@ class VllmEngineService:
 
     async def _get_tokenizer(self, context: Context) -> None:
         archive, stall_s = await self._packed(), self._intake.serving.config.stall_timeout_s
+        send = sender_of(context)
         for start in range(0, len(archive.data), _CHUNK_BYTES):
             chunk = common.GetTokenizerChunk(data=archive.data[start : start + _CHUNK_BYTES])
             if start + _CHUNK_BYTES >= len(archive.data):
                 chunk.sha256 = archive.sha256
             try:
                 async with asyncio.timeout(stall_s):
-                    await context.write(chunk.SerializeToString())
+                    await send(chunk.SerializeToString())
             except TimeoutError as error:
                 raise SlowConsumer from error
 

@@ -16,6 +16,7 @@ from outrider.runtime.core import errors
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.status import STATUS, trailing_status
+from outrider.runtime.serving.v1 import answers
 from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 
@@ -269,6 +270,25 @@ async def test_message_larger_than_the_limit(start):
     async with start() as run:
         error = await failure(run.client.generate("a" * (5 << 20)))
     assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_who_does_not_read_a_large_first_response_is_told_so(start, monkeypatch):
+    refused, refuse = asyncio.Event(), answers.refuse
+
+    async def noting(*arguments):
+        refused.set()
+        await refuse(*arguments)
+
+    monkeypatch.setattr(answers, "refuse", noting)
+    async with start(stall_timeout_s=0.2) as run:
+        request = wire.GenerateRequest(tokens=wire.TokenIds(ids=[0] * 4000), max_tokens=1)
+        request.prompt_logprobs = 5
+        call = run.client._stub.Generate(request, timeout=60)
+        await refused.wait()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for _ in call:
+                pass
+    assert decode_error(caught.value).reason == "SLOW_CONSUMER"
 
 
 async def test_a_client_that_does_not_read_is_cut_off(start_endless):
