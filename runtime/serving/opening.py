@@ -29,9 +29,9 @@ from outrider.runtime.calibration.store import load_or_measure, table_name
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.limits import RequestLimits, ServedModel
 from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler

@@ -12,7 +12,7 @@ from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import parse_pairs
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.limits import RequestLimits
 
 PANEL = "Limits and waits"
 

@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import MAX_BRANCHING
 from outrider.runtime.core.errors import MalformedRequest, RequestError, UnsupportedOption
+from outrider.runtime.core.fields import GenerateFields
+from outrider.runtime.core.limits import RequestLimits, ServedModel
 from outrider.runtime.core.options import check_count
 from outrider.runtime.core.params import (
     BeamAnswer,
@@ -24,13 +26,7 @@ from outrider.runtime.core.params import (
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.validate import (
-    GenerateFields,
-    RequestLimits,
-    ServedModel,
-    check_prefix_size,
-    check_prompt_size,
-)
+from outrider.runtime.core.validate import check_prefix_size, check_prompt_size
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.v1.fields import Given, generate_fields
 from outrider.v1 import inference_pb2 as wire

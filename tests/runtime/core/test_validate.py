@@ -12,16 +12,11 @@ from outrider.runtime.core.errors import (
     RequestError,
     UnsupportedOption,
 )
+from outrider.runtime.core.fields import Admission, GenerateFields
+from outrider.runtime.core.limits import RequestLimits, ServedModel
 from outrider.runtime.core.options import check_abort_ids, check_text
 from outrider.runtime.core.params import BeamParams, SpeculationParams
-from outrider.runtime.core.validate import (
-    Admission,
-    GenerateFields,
-    RequestLimits,
-    ServedModel,
-    build_spec,
-    check_fields,
-)
+from outrider.runtime.core.validate import build_spec, check_fields
 
 LIMITS = RequestLimits()
 MODEL = ServedModel(

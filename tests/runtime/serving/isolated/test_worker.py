@@ -30,8 +30,8 @@ from outrider.runtime.core.errors import (
     Overloaded,
     ServingError,
 )
+from outrider.runtime.core.limits import RequestLimits, ServedModel
 from outrider.runtime.core.params import Event, Failed, Finished, Progressed
-from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.limits import RequestLimits
 from outrider.runtime.serving.http import body, protocol
 from outrider.runtime.serving.http.openai import completions
 
