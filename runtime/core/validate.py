@@ -31,12 +31,7 @@ from outrider.runtime.core.options import (
     check_text,
     check_texts,
 )
-from outrider.runtime.core.params import (
-    ChatParams,
-    GrammarParams,
-    RequestSpec,
-    SpeculationParams,
-)
+from outrider.runtime.core.params import ChatParams, GrammarParams, RequestSpec, SpeculationParams
 from outrider.runtime.core.tenant import PRIORITIES
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.

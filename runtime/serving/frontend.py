@@ -16,9 +16,10 @@ from typing import NamedTuple, Protocol
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.drafting import scope_of
+from outrider.runtime.core.events import Failed, Finished, FinishReason
 from outrider.runtime.core.fields import Admission, GenerateFields
 from outrider.runtime.core.options import check_abort_ids
-from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Claim
 from outrider.runtime.core.validate import build_spec, check_fields
 from outrider.runtime.grammar.lane import GrammarLane

@@ -17,9 +17,10 @@ from outrider.runtime.core.errors import (
     RequestError,
     UnsupportedOption,
 )
+from outrider.runtime.core.events import Finished
 from outrider.runtime.core.fields import GenerateFields
 from outrider.runtime.core.options import check_count
-from outrider.runtime.core.params import Finished, RequestSpec
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.kserve.answer import (
     LOGPROBS,
     OUTPUTS,

@@ -10,13 +10,8 @@ from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import MAX_BRANCHING
 from outrider.runtime.core.errors import MalformedRequest, RequestError, UnsupportedOption
-from outrider.runtime.core.fields import GenerateFields
-from outrider.runtime.core.limits import RequestLimits, ServedModel
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.params import (
+from outrider.runtime.core.events import (
     BeamAnswer,
-    ChatMessage,
-    ChatParams,
     EmittedToken,
     Finished,
     FinishReason,
@@ -26,6 +21,10 @@ from outrider.runtime.core.params import (
     SpeculationReport,
     StepTrace,
 )
+from outrider.runtime.core.fields import GenerateFields
+from outrider.runtime.core.limits import RequestLimits, ServedModel
+from outrider.runtime.core.options import check_count
+from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.core.validate import check_prefix_size, check_prompt_size
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.v1.fields import Given, generate_fields
