@@ -11,9 +11,9 @@ from pathlib import Path
 
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.text2text import TextToText
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, PromptToken
-from outrider.runtime.core.limits import RequestLimits, ServedModel
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.totals import WorkerSnapshot

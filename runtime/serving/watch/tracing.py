@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.events import Finished, Times
-from outrider.runtime.core.fields import GenerateFields
 from outrider.runtime.core.params import RequestSpec
 
 TRACE_HEADERS = ("traceparent", "tracestate")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.fields import GenerateFields
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.spelling import Spelling

@@ -10,8 +10,8 @@ from pathlib import Path
 import grpc
 import pytest
 from outrider import CallError, Client
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import Hopeless, QuotaExceeded
-from outrider.runtime.core.fields import GenerateFields
 from outrider.runtime.core.tenant import TenantRules
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors

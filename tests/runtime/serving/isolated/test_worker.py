@@ -21,6 +21,7 @@ from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.text2text import TEXT, TextToText
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.runtime.core import events
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
     Cancelled,
@@ -31,7 +32,6 @@ from outrider.runtime.core.errors import (
     ServingError,
 )
 from outrider.runtime.core.events import Event, Failed, Finished, Progressed
-from outrider.runtime.core.limits import RequestLimits, ServedModel
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child

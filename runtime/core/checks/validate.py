@@ -10,16 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
-from outrider.runtime.core.errors import (
-    ContextTooLong,
-    ModelNotFound,
-    RequestError,
-    UnsupportedOption,
-)
-from outrider.runtime.core.fields import Admission, GenerateFields
-from outrider.runtime.core.limits import RequestLimits, ServedModel
-from outrider.runtime.core.options import (
+from outrider.runtime.core.checks.fields import Admission, GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.options import (
     REQUEST_ID,
     check_beams,
     check_chat,
@@ -30,6 +23,13 @@ from outrider.runtime.core.options import (
     check_ranked,
     check_text,
     check_texts,
+)
+from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    ModelNotFound,
+    RequestError,
+    UnsupportedOption,
 )
 from outrider.runtime.core.params import ChatParams, GrammarParams, RequestSpec, SpeculationParams
 from outrider.runtime.core.tenant import PRIORITIES

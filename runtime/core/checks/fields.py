@@ -20,7 +20,7 @@ class GenerateFields:
         default_max_tokens: the dialect's default, where the limits and the context leave room for it; None takes the
             server's.
         beams: None for one completion, which is drawn or greedy.
-        options: values of the options in ``runtime.core.options``, by name.
+        options: values of the options in ``runtime.core.checks.options``, by name.
         source_language: code; empty for the model's default.
         target_language: likewise.
         answer_prefix: what the answer begins with, as text, unless it came as ``answer_prefix_tokens``.
