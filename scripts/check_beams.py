@@ -12,7 +12,8 @@ from typing import Annotated
 import torch
 import typer
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import BeamParams, Failed, Prompt, SpeculationParams
+from outrider.runtime.core.events import Failed
+from outrider.runtime.core.params import BeamParams, Prompt, SpeculationParams
 from outrider.runtime.offline.prompts import prompt_of
 from outrider.runtime.offline.rig import Answer
 from rich.progress import track

@@ -14,7 +14,8 @@ import typer
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import Failed, Prompt, SpeculationParams
+from outrider.runtime.core.events import Failed
+from outrider.runtime.core.params import Prompt, SpeculationParams
 from outrider.runtime.drafters.registry import DRAFTER_NAMES
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.offline.prompts import prompt_of

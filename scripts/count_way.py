@@ -21,7 +21,8 @@ from typing import Annotated
 import typer
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Event, Progressed, RequestSpec, SpeculationParams
+from outrider.runtime.core.events import Event, Progressed
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.opening import ServeOptions, open_serving
 

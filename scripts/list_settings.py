@@ -19,9 +19,9 @@ from outrider.runtime.cli.main import app
 from outrider.runtime.cli.serve.limits import BREAKER, limit_values
 from outrider.runtime.cli.serve.settings import TABLES
 from outrider.runtime.core.breaker import BreakerConfig
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, setting_names
-from outrider.runtime.core.validate import RequestLimits
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 BEGIN, END = "<!-- begin: python -m scripts.list_settings -->", "<!-- end -->"

@@ -268,7 +268,7 @@ def test_an_offending_line_is_named(module: str, source: str, offender: str) -> 
             "runtime.core.slots",
             "import heapq\nimport numpy as np\nfrom outrider.engines.base import Span",
         ),
-        ("runtime.loop.worker", "import threading\nfrom outrider.runtime.core.params import Event"),
+        ("runtime.loop.worker", "import threading\nfrom outrider.runtime.core.events import Event"),
         ("outrider", "if TYPE_CHECKING:\n    from outrider.runtime.offline.llm import LLM"),
     ],
 )

@@ -23,19 +23,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 from outrider.engines.base import IntArray
 from outrider.engines.sampling.base import SamplingRow, TokenLogprobs, Verdict
-from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
-from outrider.runtime.core.params import (
+from outrider.runtime.core.events import (
     EmittedToken,
     FinishReason,
     OffReason,
     Progressed,
     PromptToken,
     Provenance,
-    RequestSpec,
     SpeculationReport,
     StepTrace,
     Times,
 )
+from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
 from outrider.runtime.grammar.base import MOST_FORCED, Form

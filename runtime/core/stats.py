@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.params import OffReason, SpeculationReport
+from outrider.runtime.core.events import OffReason, SpeculationReport
 
 
 class SpeculationStats:

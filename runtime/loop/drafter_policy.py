@@ -11,8 +11,9 @@ from outrider.runtime.core.breaker import Breaker
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO, check_drafter
 from outrider.runtime.core.errors import ConfigError, RequestError
+from outrider.runtime.core.events import OffReason
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import OffReason, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.drafters.bandit import DrafterChoice
 from outrider.runtime.drafters.compose import NONE

@@ -17,7 +17,7 @@ from outrider.runtime.core.errors import (
     RequestQuarantined,
     ServingError,
 )
-from outrider.runtime.core.params import Event, Failed, Finished
+from outrider.runtime.core.events import Event, Failed, Finished
 from outrider.runtime.core.request import Ending, Request
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from outrider.runtime.core.params import Event
+from outrider.runtime.core.events import Event
 from outrider.runtime.core.request import Request
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from outrider.engines.base import step_value
-from outrider.runtime.core.params import Finished, Progressed
+from outrider.runtime.core.events import Finished, Progressed
 from outrider.runtime.core.request import Ending, Request
 
 Progress = tuple[Request, Progressed, Ending | None]

@@ -25,8 +25,8 @@ from typing import NamedTuple, Self, TypeAlias
 
 from outrider.options import ChatParams, Message, SamplingParams, build_request
 from outrider.outputs import OutputBuilder, RequestOutput
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.frontend import Frontend
 from outrider.runtime.serving.ledger import Caller, Ledger

@@ -18,16 +18,8 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import (
-    BeamParams,
-    Event,
-    Failed,
-    Finished,
-    Progressed,
-    Prompt,
-    RequestSpec,
-    SpeculationParams,
-)
+from outrider.runtime.core.events import Event, Failed, Finished, Progressed
+from outrider.runtime.core.params import BeamParams, Prompt, RequestSpec, SpeculationParams
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker

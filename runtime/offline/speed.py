@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
+from outrider.runtime.core.events import Finished, SpeculationReport
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.offline.options import MeasureOptions
 from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.rig import Rig

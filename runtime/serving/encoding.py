@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.limits import ServedModel
+from outrider.runtime.core.checks.validate import check_prompt_size
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
-from outrider.runtime.core.validate import GenerateFields, ServedModel, check_prompt_size
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.texts import BYTES_PER_TOKEN, TextLane
 from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec, tokenize_bad_words

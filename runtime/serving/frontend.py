@@ -15,11 +15,13 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from outrider.runtime.core import errors
+from outrider.runtime.core.checks.fields import Admission, GenerateFields
+from outrider.runtime.core.checks.options import check_abort_ids
+from outrider.runtime.core.checks.validate import build_spec, check_fields
 from outrider.runtime.core.drafting import scope_of
-from outrider.runtime.core.options import check_abort_ids
-from outrider.runtime.core.params import Failed, Finished, FinishReason, RequestSpec
+from outrider.runtime.core.events import Failed, Finished, FinishReason
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Claim
-from outrider.runtime.core.validate import Admission, GenerateFields, build_spec, check_fields
 from outrider.runtime.grammar.lane import GrammarLane
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.ledger import Account, Caller, Ledger

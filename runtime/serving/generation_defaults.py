@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.options import check_count, check_ids, check_range
+from outrider.runtime.core.checks.validate import check_fields
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.options import check_count, check_ids, check_range
 from outrider.runtime.core.params import BeamParams
-from outrider.runtime.core.validate import GenerateFields, RequestLimits, ServedModel, check_fields
 
 # Of a search only one of these may be true.
 _ENDINGS = ("early_stopping", "exhaustive_search")

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from outrider.runtime.admission.quotas import Quotas
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.options import check_range
 from outrider.runtime.core.errors import Hopeless, QuotaExceeded, ServingError
-from outrider.runtime.core.options import check_range
-from outrider.runtime.core.params import Finished, RequestSpec, Times
+from outrider.runtime.core.events import Finished, Times
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import NO_RULES, TenantRules
-from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.doors.audit import AuditEntry, AuditLog, host_of
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.status import code_of

@@ -26,12 +26,12 @@ from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.calibration.store import load_or_measure, table_name
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler

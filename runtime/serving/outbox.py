@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.runtime.core.params import (
+from outrider.runtime.core.events import (
     EmittedToken,
     Event,
     Failed,

@@ -12,11 +12,11 @@ from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.text2text import LANGUAGE
 from outrider.engines.device.rounds import do_nothing
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.tenant import ANYBODY, PRIORITIES, Claim
-from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.totals import Pulse, WorkerSnapshot

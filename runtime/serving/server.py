@@ -16,10 +16,10 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.gate import Gate
 from outrider.runtime.serving.frontend import Frontend

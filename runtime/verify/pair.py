@@ -13,14 +13,8 @@ from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import CandidateSampler, ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import (
-    Event,
-    Failed,
-    Progressed,
-    Prompt,
-    RequestSpec,
-    SpeculationParams,
-)
+from outrider.runtime.core.events import Event, Failed, Progressed
+from outrider.runtime.core.params import Prompt, RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.runtime.verify.chi_square import homogeneity

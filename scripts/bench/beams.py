@@ -15,13 +15,8 @@ from typing import Annotated
 
 import typer
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import (
-    BeamAnswer,
-    BeamParams,
-    Failed,
-    Prompt,
-    SpeculationParams,
-)
+from outrider.runtime.core.events import BeamAnswer, Failed
+from outrider.runtime.core.params import BeamParams, Prompt, SpeculationParams
 from outrider.runtime.offline.rig import Answer
 
 from scripts.bench.tools.common import Rig, code_prompts, open_rig

@@ -25,7 +25,8 @@ from typing import Annotated
 
 import typer
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import Finished, SpeculationParams
+from outrider.runtime.core.events import Finished
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor
 

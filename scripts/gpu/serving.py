@@ -11,7 +11,8 @@ from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Finished, SpeculationParams, SpeculationReport
+from outrider.runtime.core.events import Finished, SpeculationReport
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.rig import Rig
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler

@@ -23,16 +23,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from outrider import Client
 from outrider.client import build_request
+from outrider.runtime.core.checks.fields import Admission, GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.options import check_abort_ids, check_text
+from outrider.runtime.core.checks.validate import build_spec, check_fields
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.options import check_abort_ids, check_text
-from outrider.runtime.core.validate import (
-    Admission,
-    GenerateFields,
-    RequestLimits,
-    ServedModel,
-    build_spec,
-    check_fields,
-)
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.v1.service import SERVICE
 from outrider.runtime.serving.v1.wire import check_counts, check_tokenize, fields_of, parse

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import BeamAnswer, BeamParams
+from outrider.runtime.core.events import BeamAnswer
+from outrider.runtime.core.params import BeamParams
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from tests.runtime.markov import spec

@@ -15,10 +15,10 @@ from outrider import Client
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.params import GrammarKind
-from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms

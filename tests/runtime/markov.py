@@ -12,14 +12,8 @@ from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import (
-    Event,
-    Failed,
-    Finished,
-    Progressed,
-    RequestSpec,
-    SpeculationParams,
-)
+from outrider.runtime.core.events import Event, Failed, Finished, Progressed
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable

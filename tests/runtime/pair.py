@@ -11,7 +11,8 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import Pair
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Event, Finished, Progressed, RequestSpec
+from outrider.runtime.core.events import Event, Finished, Progressed
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.loop.worker import Worker
 
 

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from outrider.runtime.cli.serve.settings import merge_pairs
 from outrider.runtime.core.breaker import BreakerConfig
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import parse_pairs
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.validate import RequestLimits
 
 PANEL = "Limits and waits"
 

@@ -11,14 +11,9 @@ import numpy as np
 from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray
 from outrider.engines.sampling.base import Continuations
 from outrider.engines.sampling.continuations import continuations_of
+from outrider.runtime.core.events import BeamAnswer, Finished, FinishReason
 from outrider.runtime.core.lifecycle import RequestEvent, State
-from outrider.runtime.core.params import (
-    BeamAnswer,
-    BeamParams,
-    Finished,
-    FinishReason,
-    RequestSpec,
-)
+from outrider.runtime.core.params import BeamParams, RequestSpec
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder, IncrementalDecoder
 from outrider.runtime.loop.beams.beam import BeamDraft, BeamRules, BeamState, Hypothesis

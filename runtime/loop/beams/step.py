@@ -17,9 +17,9 @@ from itertools import pairwise
 from outrider.engines.base import Engine, EngineError, FloatArray
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Continuations
+from outrider.runtime.core.events import Finished
 from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import Finished
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.loop.beams.beam import BeamDraft, chains_over, search

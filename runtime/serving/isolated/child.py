@@ -21,12 +21,8 @@ from pathlib import Path
 
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.params import (
-    Event,
-    Progressed,
-    RequestSpec,
-    pieces_of,
-)
+from outrider.runtime.core.events import Event, Progressed, pieces_of
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.loop.outbox import Deliver
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.isolated.messages import (

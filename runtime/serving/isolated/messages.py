@@ -11,10 +11,11 @@ from pathlib import Path
 
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.text2text import TextToText
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Event, PromptToken, RequestSpec
+from outrider.runtime.core.events import Event, PromptToken
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
-from outrider.runtime.core.validate import RequestLimits, ServedModel
 from outrider.runtime.loop.totals import WorkerSnapshot
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import RequestDefaults

@@ -18,14 +18,8 @@ from itertools import groupby
 from pathlib import Path
 
 from outrider.runtime.core.errors import Draining, EngineRestart, Overloaded
-from outrider.runtime.core.params import (
-    Event,
-    Failed,
-    Finished,
-    Progressed,
-    PromptToken,
-    RequestSpec,
-)
+from outrider.runtime.core.events import Event, Failed, Finished, Progressed, PromptToken
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.core.scheduler import num_to_admit
 from outrider.runtime.core.tenant import ANYBODY, Claim

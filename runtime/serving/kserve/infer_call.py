@@ -11,15 +11,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import (
     MalformedRequest,
     ModelNotFound,
     RequestError,
     UnsupportedOption,
 )
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.params import Finished, RequestSpec
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.events import Finished
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.kserve.answer import (
     LOGPROBS,
     OUTPUTS,

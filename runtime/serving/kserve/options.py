@@ -12,8 +12,8 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from outrider.runtime.core.checks.options import check_text
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_text
 from outrider.v1 import inference_pb2 as wire
 
 MOST_JSON = 1 << 18

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_count
 
 BYTES, BOOL, UINT32 = "BYTES", "BOOL", "UINT32"
 _LENGTH = struct.Struct("<I")

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.options import ALL_VALUES
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.options import ALL_VALUES
 from outrider.runtime.core.params import BeamParams, SpeculationParams
-from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.grammar.base import grammar_params
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 

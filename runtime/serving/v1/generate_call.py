@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from outrider.runtime.core.params import Finished, RequestSpec, sample_seed
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.events import Finished
+from outrider.runtime.core.params import RequestSpec, sample_seed
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.served_model import Serving

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 
-from outrider.runtime.core.options import check_text
+from outrider.runtime.core.checks.options import check_text
+from outrider.runtime.core.checks.validate import check_model_chat
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.core.validate import check_model_chat
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.served_model import describe

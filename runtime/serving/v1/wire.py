@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.validate import check_prefix_size, check_prompt_size
 from outrider.runtime.core.drafting import MAX_BRANCHING
 from outrider.runtime.core.errors import MalformedRequest, RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.params import (
+from outrider.runtime.core.events import (
     BeamAnswer,
-    ChatMessage,
-    ChatParams,
     EmittedToken,
     Finished,
     FinishReason,
@@ -24,13 +25,7 @@ from outrider.runtime.core.params import (
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.validate import (
-    GenerateFields,
-    RequestLimits,
-    ServedModel,
-    check_prefix_size,
-    check_prompt_size,
-)
+from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.v1.fields import Given, generate_fields
 from outrider.v1 import inference_pb2 as wire

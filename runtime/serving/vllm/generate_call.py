@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.params import Finished, RequestSpec
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.events import Finished
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.served_model import Serving

@@ -9,9 +9,9 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
+from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.params import EmittedToken, FinishReason, PromptToken
+from outrider.runtime.core.events import EmittedToken, FinishReason, PromptToken
 from outrider.v1 import inference_pb2 as wire
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.runtime.core.params import Finished, RequestSpec, SpeculationReport, Times
+from outrider.runtime.core.events import Finished, SpeculationReport, Times
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.watch.histogram import Histogram
 from outrider.runtime.serving.watch.process import BuildInfo, LoopLag

@@ -23,7 +23,7 @@ from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.serving.watch.process import server_version
 from outrider.runtime.serving.watch.tracing import Ended
 

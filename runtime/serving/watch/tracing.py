@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.params import Finished, RequestSpec, Times
-from outrider.runtime.core.validate import GenerateFields
+from outrider.runtime.core.events import Finished, Times
+from outrider.runtime.core.params import RequestSpec
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 """What W3C's Trace Context names the parent by, in HTTP headers as in gRPC metadata."""

@@ -16,7 +16,8 @@ from typing import Annotated
 
 import typer
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.params import Failed, RequestSpec, SpeculationParams
+from outrider.runtime.core.events import Failed
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.offline.rig import Answer, Rig, RigOptions, open_rig
 
 from scripts.bench.tools.common import code_prompts

@@ -15,7 +15,8 @@ from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.export.tensorrt.build import BuildOptions, build_plans
-from outrider.runtime.core.params import OffReason, RequestSpec, SpeculationParams
+from outrider.runtime.core.events import OffReason
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate

@@ -18,7 +18,7 @@ from outrider.engines.device.sampling.rows import Shape, Variant, describe
 from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.checks.limits import RequestLimits
 
 from tests.engines.rows import row_for
 

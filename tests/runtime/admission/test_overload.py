@@ -14,7 +14,7 @@ import pytest
 from outrider.runtime.admission import order
 from outrider.runtime.admission.quotas import Quotas
 from outrider.runtime.core.errors import Overloaded, QuotaExceeded
-from outrider.runtime.core.params import Event, Progressed
+from outrider.runtime.core.events import Event, Progressed
 from outrider.runtime.core.tenant import NO_RULES, TenantRules
 
 from tests.mutants import put_in

@@ -13,7 +13,7 @@ from click.testing import Result
 from outrider.engines.base import FloatArray
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED, EXIT_UNAVAILABLE
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.tokenizer import TokenizersCodec

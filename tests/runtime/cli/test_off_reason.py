@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.cli.trace import print_report
-from outrider.runtime.core.params import OffReason
+from outrider.runtime.core.events import OffReason
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.v1.wire import report_of
 from outrider.v1 import inference_pb2 as wire

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 from outrider.engines.sampling.base import SamplingParams, TokenLogprobs, Verdict
+from outrider.runtime.core.events import FinishReason, Provenance
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
-from outrider.runtime.core.params import FinishReason, Provenance, RequestSpec
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import SEPARATOR, Request, Speculation
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.params import OffReason, SpeculationReport
+from outrider.runtime.core.events import OffReason, SpeculationReport
 from outrider.runtime.core.stats import SpeculationStats
 
 

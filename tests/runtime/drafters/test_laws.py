@@ -16,7 +16,8 @@ from outrider.engines.sampling.base import ExactnessMode
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import Progressed, SpeculationParams
+from outrider.runtime.core.events import Progressed
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.oracle.verification import sequence_probs

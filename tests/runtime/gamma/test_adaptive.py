@@ -9,7 +9,7 @@ import pytest
 from outrider.engines.base import FloatArray
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.params import Progressed
+from outrider.runtime.core.events import Progressed
 from outrider.runtime.gamma.controller import RETRY_S
 from outrider.runtime.gamma.costs import CostTable
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.runtime.core.params import Progressed
+from outrider.runtime.core.events import Progressed
 from outrider.runtime.gamma import guard
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 

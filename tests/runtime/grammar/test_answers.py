@@ -17,12 +17,8 @@ from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import ConstraintConflict, RequestError, UnsupportedOption
-from outrider.runtime.core.params import (
-    FinishReason,
-    Progressed,
-    Provenance,
-    SpeculationParams,
-)
+from outrider.runtime.core.events import FinishReason, Progressed, Provenance
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker

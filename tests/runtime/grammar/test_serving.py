@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from outrider import CallError
 from outrider.engines.base import FloatArray
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.conftest import EOS, VOCAB, Start

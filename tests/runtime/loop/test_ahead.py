@@ -22,7 +22,8 @@ from outrider.engines.pair import DEVICE, HOST, Pair, open_together
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import Draining
-from outrider.runtime.core.params import Event, Failed, Progressed, RequestSpec, SpeculationParams
+from outrider.runtime.core.events import Event, Failed, Progressed
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop.device_step import TREES

@@ -25,13 +25,8 @@ from outrider.engines.pair import DEVICE, HOST, choose_place, open_together
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.params import (
-    Failed,
-    GrammarKind,
-    GrammarParams,
-    RequestSpec,
-    SpeculationParams,
-)
+from outrider.runtime.core.events import Failed
+from outrider.runtime.core.params import GrammarKind, GrammarParams, RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.loop.device_step import (
     BLOCKS,

@@ -8,7 +8,7 @@ import numpy as np
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.runtime.core.errors import Cancelled, RequestFailed
-from outrider.runtime.core.params import Failed, Finished
+from outrider.runtime.core.events import Failed, Finished
 
 from tests.runtime.markov import Clock, Harness, counting_logits, limits
 

@@ -14,7 +14,7 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.pair import HOST
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
-from outrider.runtime.core.params import EmittedToken, FinishReason, Progressed
+from outrider.runtime.core.events import EmittedToken, FinishReason, Progressed
 from outrider.runtime.core.request import Request
 from outrider.runtime.gamma.costs import CostTable
 

@@ -10,7 +10,8 @@ import pytest
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
-from outrider.runtime.core.params import BeamParams, Finished, SpeculationParams
+from outrider.runtime.core.events import Finished
+from outrider.runtime.core.params import BeamParams, SpeculationParams
 
 from tests.runtime.markov import PAIRS, Harness, limits, spec
 

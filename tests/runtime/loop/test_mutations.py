@@ -6,7 +6,7 @@ import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.reference import token_slots
 from outrider.runtime.core import params, request, scheduler
-from outrider.runtime.core.params import FinishReason
+from outrider.runtime.core.events import FinishReason
 from outrider.runtime.drafters.model import model
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop import step

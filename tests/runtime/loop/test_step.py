@@ -11,7 +11,7 @@ from outrider.engines.base import EngineLimits
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, Verdict
 from outrider.runtime.core.errors import ConstraintConflict, RequestFailed
-from outrider.runtime.core.params import Failed, FinishReason, Progressed
+from outrider.runtime.core.events import Failed, FinishReason, Progressed
 from outrider.runtime.gamma.costs import CostTable
 
 from tests.runtime.markov import Harness, counting_logits, limits, spec

@@ -20,7 +20,7 @@ from outrider.engines.trees import chain_length
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import RequestFailed
-from outrider.runtime.core.params import FinishReason
+from outrider.runtime.core.events import FinishReason
 from outrider.runtime.drafters import registry
 from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
 from outrider.runtime.gamma.costs import ModelCosts

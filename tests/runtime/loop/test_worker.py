@@ -19,7 +19,7 @@ from outrider.runtime.core.errors import (
     DuplicateRequestId,
     Overloaded,
 )
-from outrider.runtime.core.params import Event, Failed, Finished
+from outrider.runtime.core.events import Event, Failed, Finished
 from outrider.runtime.core.request import Request
 
 from tests.runtime.markov import Harness, counting_logits, limits, spec

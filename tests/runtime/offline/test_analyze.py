@@ -14,7 +14,7 @@ from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.cli.main import app
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.params import SpeculationReport
+from outrider.runtime.core.events import SpeculationReport
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 from outrider.runtime.offline.advice import recommendation
 from outrider.runtime.offline.figures import FIGURES

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from outrider.runtime.core.params import Finished, Progressed
+from outrider.runtime.core.events import Finished, Progressed
 from outrider.runtime.serving import outbox as outbox_module
 from outrider.runtime.serving.outbox import Outbox, Post
 

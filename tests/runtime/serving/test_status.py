@@ -13,8 +13,8 @@ from outrider import CallError, Client
 from outrider.engines.base import SpeculativeError
 from outrider.errors import DeadlineExceeded, decode_error
 from outrider.runtime.core import errors
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.status import STATUS, trailing_status
 from outrider.runtime.serving.v1 import answers
 from outrider.runtime.serving.v1.service import SERVICE

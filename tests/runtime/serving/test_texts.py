@@ -14,10 +14,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError
 from outrider.runtime.core import drafting
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.validate import check_fields
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import MAX_PARTS, parse_drafter
 from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
-from outrider.runtime.core.validate import GenerateFields, RequestLimits, ServedModel, check_fields
 from outrider.runtime.serving import encoding
 from outrider.runtime.serving import texts as texts_module
 from outrider.runtime.serving.texts import BYTES_PER_TOKEN, INLINE_TEXT, TextLane

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.spelling import Spelling
 from outrider.runtime.serving.ledger import Caller

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import replace
 
 from outrider.runtime.core import errors
-from outrider.runtime.core.options import REQUEST_ID
+from outrider.runtime.core.checks.options import REQUEST_ID
 from outrider.runtime.serving.http.answers import answer_error
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of, values_of

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.http.openai import kinds
 from outrider.runtime.serving.http.openai.messages import chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of

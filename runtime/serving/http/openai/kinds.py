@@ -1,6 +1,6 @@
 """The kinds of values that fields have: each takes a field's name and a JSON value, and returns what the runtime has.
 
-Ranges are the runtime's to check (``core.validate``); here a wrong type is refused, naming the field and the rule.
+Ranges are the runtime's to check (``core.checks.validate``); here a wrong type is refused, by the field and the rule.
 """
 
 from __future__ import annotations

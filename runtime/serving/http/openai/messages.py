@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_count
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.http.openai import kinds
 

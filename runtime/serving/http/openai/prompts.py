@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.validate import check_prompt_size
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.options import check_count
-from outrider.runtime.core.validate import check_prompt_size
 from outrider.runtime.serving.http.openai.kinds import is_ids
 from outrider.runtime.serving.served_model import Serving
 

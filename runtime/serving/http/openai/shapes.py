@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.engines.sampling.base import TokenLogprobs
-from outrider.runtime.core.params import (
+from outrider.runtime.core.events import (
     EmittedToken,
     Finished,
     FinishReason,

@@ -12,13 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.params import (
-    Finished,
-    PromptToken,
-    RequestSpec,
-    StepTrace,
-    sample_seed,
-)
+from outrider.runtime.core.events import Finished, PromptToken, StepTrace
+from outrider.runtime.core.params import RequestSpec, sample_seed
 from outrider.runtime.serving.http.answers import EVENTS, answer_error, json_bytes
 from outrider.runtime.serving.http.errors import body_of
 from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.options import check_count, check_ids, check_text
+from outrider.runtime.core.checks.validate import check_model_chat
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.options import check_count, check_ids, check_text
-from outrider.runtime.core.validate import GenerateFields, check_model_chat
 from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
 from outrider.runtime.serving.encoding import MAX_ANSWER_BYTES
 from outrider.runtime.serving.http.openai import kinds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.runtime.core.params import Finished, SpeculationReport, StepTrace
+from outrider.runtime.core.events import Finished, SpeculationReport, StepTrace
 
 
 class Tally:

@@ -7,14 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.params import (
-    EmittedToken,
-    Finished,
-    PromptToken,
-    RequestSpec,
-    StepTrace,
-    sample_seed,
-)
+from outrider.runtime.core.events import EmittedToken, Finished, PromptToken, StepTrace
+from outrider.runtime.core.params import RequestSpec, sample_seed
 from outrider.runtime.serving.http.answers import JSON, answer, answer_error, json_bytes
 from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
 from outrider.runtime.serving.http.openai.fields import CompletionRequest

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc
 from outrider.runtime.cli.main import app
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Ledger
 from outrider.runtime.serving.opening import ServeOptions, open_serving

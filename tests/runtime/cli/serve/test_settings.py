@@ -11,9 +11,9 @@ import typer
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.serve import command, limits
 from outrider.runtime.core.breaker import BreakerConfig
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, setting_names
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.opening import ServeOptions
 from typer.testing import CliRunner
 

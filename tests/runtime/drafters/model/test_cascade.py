@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import Progressed, StepTrace
+from outrider.runtime.core.events import Progressed, StepTrace
 from outrider.runtime.drafters.model import cascade
 from outrider.runtime.drafters.model.cascade import CascadeDrafter
 

@@ -14,7 +14,8 @@ from outrider.engines.trees import tree_layout
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, parse_settings
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.params import Progressed, SpeculationParams
+from outrider.runtime.core.events import Progressed
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.tree import DraftTree
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.registry import build_drafters

@@ -9,7 +9,8 @@ import pytest
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
-from outrider.runtime.core.params import Progressed, SpeculationParams
+from outrider.runtime.core.events import Progressed
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
 from outrider.runtime.drafters.phrases.phrases import (
     PhraseDrafter,

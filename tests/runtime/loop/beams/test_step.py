@@ -12,7 +12,8 @@ from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.errors import Cancelled, RequestError
-from outrider.runtime.core.params import BeamParams, Finished, FinishReason
+from outrider.runtime.core.events import Finished, FinishReason
+from outrider.runtime.core.params import BeamParams
 from outrider.runtime.loop.beams.beam import BeamRules
 
 from tests.runtime.loop.beams.test_beam import plain

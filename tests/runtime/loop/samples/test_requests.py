@@ -18,8 +18,9 @@ from outrider.runtime.core.errors import (
     RequestError,
     RequestQuarantined,
 )
+from outrider.runtime.core.events import Failed
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import Failed, sample_seed
+from outrider.runtime.core.params import sample_seed
 
 from tests.runtime.markov import PAIRS, Harness, feed_all_but_last_tokens, limits
 from tests.runtime.sourced import PREFIXES, sourced

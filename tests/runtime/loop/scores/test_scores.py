@@ -13,7 +13,7 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.draws import raw_logprobs
-from outrider.runtime.core.params import FinishReason, Progressed, PromptToken
+from outrider.runtime.core.events import FinishReason, Progressed, PromptToken
 from outrider.runtime.loop import parts, prefill
 
 from tests.mutants import assert_caught

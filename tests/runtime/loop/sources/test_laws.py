@@ -13,7 +13,8 @@ from outrider.engines.sampling.base import ExactnessMode
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import Progressed, SpeculationParams
+from outrider.runtime.core.events import Progressed
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.oracle.verification import completed, emitted_probs, sequence_probs
 from transformers import T5Config, T5ForConditionalGeneration

@@ -13,14 +13,9 @@ from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
+from outrider.runtime.core.events import Finished, FinishReason, Progressed
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import (
-    BeamParams,
-    Finished,
-    FinishReason,
-    Progressed,
-    SpeculationParams,
-)
+from outrider.runtime.core.params import BeamParams, SpeculationParams
 from outrider.runtime.drafters.registry import REGISTRY
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 

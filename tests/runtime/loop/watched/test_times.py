@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from outrider.runtime.core.errors import Cancelled
-from outrider.runtime.core.params import BeamParams, Failed, Times
+from outrider.runtime.core.events import Failed, Times
+from outrider.runtime.core.params import BeamParams
 
 from tests.runtime.markov import Clock, Harness
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider.runtime.core.checks.options import check_chat
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.options import check_chat
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.chat.conversation import marked, read_conversation
 from outrider.runtime.serving.chat.encoder import ChatEncoder

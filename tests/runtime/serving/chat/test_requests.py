@@ -13,7 +13,7 @@ import pytest
 from outrider import RequestRefused, build_request
 from outrider.engines.base import FloatArray
 from outrider.errors import decode_error
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.serving import encoding
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.generation_defaults import RequestDefaults

@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 from outrider import CallError, Client
+from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import Hopeless, QuotaExceeded
 from outrider.runtime.core.tenant import TenantRules
-from outrider.runtime.core.validate import GenerateFields
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.options import DoorOptions

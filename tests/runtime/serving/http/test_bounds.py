@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http import handshakes, protocol
 from outrider.runtime.serving.http.openai import messages

@@ -20,7 +20,8 @@ from outrider.engines.base import BundleError
 from outrider.engines.bit_equality import BitEquality
 from outrider.engines.bundle.text2text import TEXT, TextToText
 from outrider.engines.reference.scripted import ScriptedEngine
-from outrider.runtime.core import params
+from outrider.runtime.core import events
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
     Cancelled,
@@ -30,8 +31,7 @@ from outrider.runtime.core.errors import (
     Overloaded,
     ServingError,
 )
-from outrider.runtime.core.params import Event, Failed, Finished, Progressed
-from outrider.runtime.core.validate import RequestLimits, ServedModel
+from outrider.runtime.core.events import Event, Failed, Finished, Progressed
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.isolated import child
@@ -585,7 +585,7 @@ def test_a_group_that_does_not_fit_waits_as_a_whole(scripts: Scripts, answers: A
 
 def scored_messages(monkeypatch: pytest.MonkeyPatch) -> list[FromChild]:
     """What a child says of a request whose prompt of eight tokens is scored, three at most in a message."""
-    monkeypatch.setattr(params, "MOST_PROMPT_TOKENS", 3)
+    monkeypatch.setattr(events, "MOST_PROMPT_TOKENS", 3)
     ours, theirs = Pipe()
     with ours, theirs:
         piped = PipedWorker(theirs)

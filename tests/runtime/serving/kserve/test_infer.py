@@ -9,7 +9,7 @@ import grpc.aio
 import pytest
 from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
-from outrider.runtime.core.validate import RequestLimits
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.serving.generation_defaults import RequestDefaults
 
 from tests.runtime.serving.kserve.requests import (

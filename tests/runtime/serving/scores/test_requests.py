@@ -10,7 +10,7 @@ import pytest
 from outrider import CallError, build_request
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.cli.main import app
-from outrider.runtime.core import params
+from outrider.runtime.core import events
 from outrider.runtime.serving.ledger import Caller
 from outrider.runtime.serving.v1 import generate_call
 from outrider.runtime.serving.v1.generate_call import GenerateCall
@@ -100,7 +100,7 @@ async def test_token_ids_are_decoded_beside_the_event_loop(start):
 
 
 async def test_a_long_prompt_comes_in_several_responses(start, monkeypatch):
-    monkeypatch.setattr(params, "MOST_PROMPT_TOKENS", 5)
+    monkeypatch.setattr(events, "MOST_PROMPT_TOKENS", 5)
     async with start() as run:
         ids = [int(one) for one in np.random.default_rng(1).integers(0, 26, 17)]
         responses = await collect(run.client.generate(ids, max_tokens=1, prompt_logprobs=1))
@@ -124,7 +124,7 @@ class SteadyReader:
 
 
 async def test_each_response_of_a_long_prompt_has_a_stall_limit_of_its_own(start, monkeypatch):
-    monkeypatch.setattr(params, "MOST_PROMPT_TOKENS", 10)
+    monkeypatch.setattr(events, "MOST_PROMPT_TOKENS", 10)
     timeout = asyncio.timeout
 
     def kept(when):

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError, Client
 from outrider.engines.base import FloatArray
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.params import Finished
+from outrider.runtime.core.events import Finished
 from outrider.runtime.loop.totals import NUM_USUAL, Pulse
 from outrider.runtime.serving.process import GUARD_EXIT_CODE
 from outrider.runtime.serving.supervision import supervisor as serving

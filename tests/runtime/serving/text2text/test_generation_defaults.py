@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 from outrider import build_request
 from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.validate import check_fields
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import BeamParams
-from outrider.runtime.core.validate import (
-    GenerateFields,
-    RequestLimits,
-    ServedModel,
-    check_fields,
-)
 from outrider.runtime.serving.generation_defaults import (
     NO_DEFAULTS,
     RequestDefaults,

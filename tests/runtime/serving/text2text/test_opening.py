@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.bundle.bundle import Bundle
+from outrider.runtime.core.checks.limits import ServedModel
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.core.validate import ServedModel
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS
 from outrider.runtime.serving.opening import (
     ServeOptions,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from outrider import CallCancelled, CallError
 from outrider.runtime.core.errors import EngineRestart
-from outrider.runtime.core.params import Failed, Finished, sample_seed
+from outrider.runtime.core.events import Failed, Finished
+from outrider.runtime.core.params import sample_seed
 from outrider.runtime.serving.outbox import GroupOutbox, Outbox, Post
 
 from tests.runtime.conftest import ENDS_AT_ONCE, EOS, VOCAB

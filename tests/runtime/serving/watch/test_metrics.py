@@ -7,14 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 from outrider import CallError
-from outrider.runtime.core.params import (
-    EmittedToken,
-    Finished,
-    FinishReason,
-    Provenance,
-    RequestSpec,
-    Times,
-)
+from outrider.runtime.core.events import EmittedToken, Finished, FinishReason, Provenance, Times
+from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.outbox import Batch
 from outrider.runtime.serving.watch.histogram import Histogram

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from outrider import Client
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.validate import RequestLimits
 
 from tests.environments import Environments
 from tests.runtime.serving.chat.test_requests import TOKENIZER, chat_server

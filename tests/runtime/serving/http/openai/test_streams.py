@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.validate import RequestLimits
 from outrider.runtime.serving.http import body, protocol
 from outrider.runtime.serving.http.openai import completions
 

@@ -1,4 +1,4 @@
-"""What a request may ask for: the table of limits, and from wire values to a ``RequestSpec``.
+"""What a request may ask for: from wire values to a ``RequestSpec``.
 
 Nothing that a caller controls reaches an engine unbounded: counts, bytes and every index are
 checked here, before text is tokenised where that is possible. Pure; knows neither the wire's types
@@ -7,20 +7,12 @@ nor a tokenizer. Messages name field, rule and limit, never the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.config import MOST_COUNT
-from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
-from outrider.runtime.core.errors import (
-    ConfigError,
-    ContextTooLong,
-    ModelNotFound,
-    RequestError,
-    UnsupportedOption,
-)
-from outrider.runtime.core.options import (
+from outrider.runtime.core.checks.fields import Admission, GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.options import (
     REQUEST_ID,
     check_beams,
     check_chat,
@@ -32,14 +24,15 @@ from outrider.runtime.core.options import (
     check_text,
     check_texts,
 )
-from outrider.runtime.core.params import (
-    BeamParams,
-    ChatParams,
-    GrammarParams,
-    RequestSpec,
-    SpeculationParams,
+from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
+from outrider.runtime.core.errors import (
+    ContextTooLong,
+    ModelNotFound,
+    RequestError,
+    UnsupportedOption,
 )
-from outrider.runtime.core.tenant import NO_RULES, PRIORITIES, TenantRules
+from outrider.runtime.core.params import ChatParams, GrammarParams, RequestSpec, SpeculationParams
+from outrider.runtime.core.tenant import PRIORITIES
 
 # Below this, logits divided by the number leave float32; vLLM clamps temperature at the same place.
 SMALLEST_DIVISOR = 0.01
@@ -47,205 +40,6 @@ MAX_SEED = 2**64 - 1
 # Models ask for 2 to 4; a bound, since every position compares that many tokens.
 MAX_NGRAM_SIZE = 10
 MAX_SALT = 128
-# With less no request could be served.
-_AT_LEAST_ONE = (
-    "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_beams", "max_n", "max_message_bytes",
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """Bounds of one request; ``GetServerInfo`` reports them.
-
-    Attributes:
-        max_prompt_bytes: UTF-8 bytes of a text prompt, checked before it is tokenised; of a chat those of all its
-            texts together, and those of the rendered one.
-        max_tokens: output tokens at most; the context bounds them too.
-        default_max_tokens: output tokens where a request does not say.
-        max_stop_strings: strings that end an answer.
-        max_stop_bytes: UTF-8 bytes of one of them.
-        max_stop_token_ids: tokens that end an answer.
-        max_logit_bias: tokens with a bias of their own.
-        max_allowed_token_ids: tokens that an answer may be restricted to.
-        max_bad_words: words that an answer must not hold.
-        max_logprobs: alternatives whose log probability an output token is given with.
-        max_prompt_logprobs: likewise of a prompt's token.
-        max_beams: of a beam search; the engine's slots bound them too.
-        max_n: completions of one request; the engine's slots bound them too.
-        max_abort_ids: requests that one call may abort.
-        max_request_s: seconds a request may take in all, whatever the client's deadline.
-        max_message_bytes: bytes of a request message.
-        max_reference_bytes: UTF-8 bytes of a reference text.
-        max_grammar_bytes: UTF-8 bytes of a regular expression, schema or grammar.
-        max_messages: of a chat.
-    """
-
-    max_prompt_bytes: int = 1 << 20
-    max_tokens: int = 4096
-    default_max_tokens: int = 256
-    max_stop_strings: int = 8
-    max_stop_bytes: int = 256
-    max_stop_token_ids: int = 64
-    max_logit_bias: int = 300
-    max_allowed_token_ids: int = 10_000
-    max_bad_words: int = 64
-    max_logprobs: int = 20
-    max_prompt_logprobs: int = 5
-    max_beams: int = 16
-    max_n: int = 16
-    max_abort_ids: int = 256
-    max_request_s: float = 600.0
-    max_message_bytes: int = 4 << 20
-    max_reference_bytes: int = 1 << 16
-    max_grammar_bytes: int = 8192
-    max_messages: int = 1024
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a limit out of range, with its key and its rule."""
-        for key in (one.name for one in fields(self) if one.name != "max_request_s"):
-            least = int(key in _AT_LEAST_ONE)
-            if not least <= getattr(self, key) <= MOST_COUNT:
-                raise ConfigError(key, f"must be in [{least}, {MOST_COUNT}]")
-        if not self.max_request_s > 0.0:
-            raise ConfigError("max_request_s", "must be more than 0 seconds")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """What requests are checked against.
-
-    Attributes:
-        max_context: tokens of prompt and output together; with an encoder, of decoder prefix and output.
-        max_gamma: draft tokens per step at most.
-        drafters: names a request may ask for.
-        guessers: those of them that may speculate on the draft model, as "model/NAME".
-        can_adapt: whether gamma can be chosen step by step.
-        max_beams: slots that one request may hold.
-        max_token_bytes: bytes of a prompt that one token stands for at most; None where that is not known.
-        max_source: tokens of a source at most; 0 for a model without an encoder.
-        source_vocab_size: of the sources' tokens; 0 for a model without an encoder.
-        shares_vocabulary: whether ids of sources and answers stand for the same tokens.
-        banned_token_ids: never drawn, and never part of a request's own answer prefix.
-        constraints: names of the fields that ask for a form of the answer and are served.
-        no_constraints: the rule that a request breaks which asks for another one.
-        chat_templates: names of the templates for chats; empty where there are none.
-    """
-
-    name: str
-    vocab_size: int
-    max_context: int
-    max_gamma: int
-    eos_token_ids: tuple[int, ...]
-    drafters: tuple[str, ...]
-    guessers: tuple[str, ...] = ()
-    can_adapt: bool = False
-    max_beams: int = 1
-    max_token_bytes: int | None = None
-    max_source: int = 0
-    source_vocab_size: int = 0
-    shares_vocabulary: bool = True
-    banned_token_ids: tuple[int, ...] = ()
-    constraints: tuple[str, ...] = ()
-    no_constraints: str = "is not supported by this server; leave it out"
-    chat_templates: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateFields:
-    """A request as it arrived, defaults filled in; nothing is checked yet.
-
-    Attributes:
-        text: prompt as text, or None when it came as ``tokens`` or ``chat``.
-        max_tokens: None takes the default.
-        default_max_tokens: the dialect's default, where the limits and the context leave room for it; None takes the
-            server's.
-        beams: None for one completion, which is drawn or greedy.
-        options: values of the options in ``runtime.core.options``, by name.
-        source_language: code; empty for the model's default.
-        target_language: likewise.
-        answer_prefix: what the answer begins with, as text, unless it came as ``answer_prefix_tokens``.
-        default_min_tokens: as ``params.min_tokens``, of a server's default: less where max_tokens is.
-        has_default_beams: whether the beam search is a server's default, and the request did not ask for it.
-        grammar: as in ``RequestSpec``, and likewise below.
-        cache_salt: makes a scope of cached prefixes of its own within the tenant.
-        priority: as in ``RequestSpec``.
-        num_samples: completions of the prompt, drawn apart; 1 with a beam search.
-    """
-
-    text: str | None = None
-    tokens: tuple[int, ...] | None = None
-    chat: ChatParams | None = None
-    request_id: str = ""
-    model: str = ""
-    params: SamplingParams = field(default_factory=SamplingParams)
-    bad_words: tuple[str, ...] = ()
-    seed: int | None = None
-    max_tokens: int | None = None
-    default_max_tokens: int | None = None
-    stop_strings: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
-    num_logprobs: int | None = None
-    skip_special_tokens: bool = True
-    speculation: SpeculationParams = field(default_factory=SpeculationParams)
-    beams: BeamParams | None = None
-    options: Mapping[str, object] = field(default_factory=dict)
-    source_language: str = ""
-    target_language: str = ""
-    answer_prefix: str = ""
-    answer_prefix_tokens: tuple[int, ...] | None = None
-    default_min_tokens: int = 0
-    has_default_beams: bool = False
-    grammar: GrammarParams | None = None
-    num_prompt_logprobs: int | None = None
-    echoes_prompt: bool = False
-    cache_salt: str = ""
-    priority: int = 0
-    num_samples: int = 1
-
-    @property
-    def search_name(self) -> str:
-        """What refusals call the beam search; empty where there is none."""
-        if self.beams is None:
-            return ""
-        default = " (the server's default: say num_beams 1)" if self.has_default_beams else ""
-        return f"num_beams{default}"
-
-    @property
-    def answer_prefix_name(self) -> str:
-        """Path of the field that the answer prefix came in."""
-        return "answer_prefix" if self.answer_prefix_tokens is None else "answer_prefix_tokens.ids"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
-    """What the service adds to a request when it lets it in.
-
-    Attributes:
-        prompt_tokens: the prompt, tokenised; with an encoder, the model's own decoder prefix.
-        bad_words: token sequences of the bad words.
-        deadline_s: on the worker's monotonic clock.
-        tenant: as ``runtime.core.tenant`` reads it.
-        is_known: likewise.
-        source_tokens: the prompt, tokenised, where the model has an encoder.
-        answer_prefix: the request's own part of the decoder prefix, tokenised.
-        cache_scope: name of those whom it shares cached prefixes with, but for its salt; None shares nothing.
-        rules: the tenant's share.
-    """
-
-    internal_id: str
-    request_id: str
-    prompt_tokens: tuple[int, ...]
-    bad_words: tuple[tuple[int, ...], ...]
-    seed: int
-    deadline_s: float | None
-    tenant: str = ""
-    is_known: bool = True
-    source_tokens: tuple[int, ...] = ()
-    answer_prefix: tuple[int, ...] = ()
-    cache_scope: str | None = None
-    rules: TenantRules = NO_RULES
 
 
 def check_fields(fields: GenerateFields, limits: RequestLimits, model: ServedModel) -> None:

@@ -6,22 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.runtime.core.checks.fields import Admission, GenerateFields
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.checks.options import check_abort_ids, check_text
+from outrider.runtime.core.checks.validate import build_spec, check_fields
 from outrider.runtime.core.errors import (
     ContextTooLong,
     ModelNotFound,
     RequestError,
     UnsupportedOption,
 )
-from outrider.runtime.core.options import check_abort_ids, check_text
 from outrider.runtime.core.params import BeamParams, SpeculationParams
-from outrider.runtime.core.validate import (
-    Admission,
-    GenerateFields,
-    RequestLimits,
-    ServedModel,
-    build_spec,
-    check_fields,
-)
 
 LIMITS = RequestLimits()
 MODEL = ServedModel(

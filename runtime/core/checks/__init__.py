@@ -1,0 +1,1 @@
+"""What a request may ask for: as it arrived, the limits it is held against, and the checks between."""
