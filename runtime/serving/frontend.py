@@ -197,7 +197,10 @@ class Frontend:
         finally:
             if not live.outbox.is_ended:
                 self._cancel(live, errors.Cancelled("client"))
+                # Those that an interval keeps back were made, too.
+                self._post.collect()
             self._forget(spec)
+            account.made(live.outbox.num_tokens)
             is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
             self._num_cut += self._is_draining and is_cut
             account.ended(code, reason)

@@ -11,18 +11,23 @@ import grpc
 import pytest
 from outrider import CallError, Client
 from outrider.runtime.core.checks.fields import GenerateFields
+from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import Hopeless, QuotaExceeded
 from outrider.runtime.core.tenant import TenantRules
 from outrider.runtime.serving.doors.audit import AuditLog
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.options import DoorOptions
 from outrider.runtime.serving.ledger import Caller, Ledger
+from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.conftest import LetterCodec
 from tests.runtime.markov import Clock
 
 NO_RETRIES = (("grpc.enable_retries", 0),)
+# Seconds until a condition that never comes true fails its test.
+PATIENCE_S = 60
 BARELY = "requests_per_s = 0.001"
 
 
@@ -93,6 +98,37 @@ async def test_tokens_of_answers_count_as_they_are_emitted(start, tmp_path: Path
         assert error.metadata == {"quota": "tokens_per_s"}
         num_used = 4 + 1 + (8 if "n" in options else 4)
         assert error.retry_after_s == pytest.approx((num_used + 1 - 6) / 0.01, abs=60)
+
+
+async def test_tokens_that_no_message_took_are_charged_to_who_does_not_read(start, tmp_path: Path):
+    shares = doors(tmp_path, "[tenants.x]\ntokens_per_s = 0.001\nburst_tokens = 10")
+    path, is_full = tmp_path / "audit", asyncio.Event()
+
+    async def never_sent(data: bytes) -> None:
+        is_full.set()
+        await asyncio.Event().wait()
+
+    request = wire.GenerateRequest(text="a", max_tokens=2000)
+    request.sampling.temperature = 0.0
+    caller = Caller(tenant="x", rules=TenantRules(tokens_per_s=0.001))
+    config = ServerConfig(max_unsent_chunks=2000, lb_delay_s=0.0, drain_timeout_s=0.0)
+    told = {"doors": shares, "audit": AuditLog(path), "config": config}
+    async with start(**told) as run, client_of(run.address, "x") as x:
+        frontend, data = run.server.intake.frontend, request.SerializeToString()
+        call = GenerateCall(run.serving, data, caller, never_sent)
+        answer = asyncio.ensure_future(frontend.complete(call))
+        await is_full.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            while run.serving.worker.snapshot().num_free_slots < 4:
+                await run.client.info()
+        answer.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answer
+        assert (await refusal_of(x)).metadata == {"quota": "tokens_per_s"}
+        count = run.server.metrics.registry.get_sample_value
+        assert count("outrider_tenant_tokens_total", {"tenant": "x"}) == 2001.0
+    line = json.loads(path.read_text().splitlines()[0])
+    assert (line["reason"], line["output_tokens"]) == ("CLIENT_CANCELLED", 2000)
 
 
 async def test_texts_that_are_tokenised_alone_take_of_the_share_too(start, tmp_path: Path):
