@@ -7,7 +7,6 @@ is, ends them all. Who opened it makes all its requests.
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import grpc.aio
 from outrider.oip import inference_pb2 as oip
@@ -15,12 +14,12 @@ from outrider.runtime.core.errors import ServingError, SlowConsumer
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.kserve.infer_call import IS_FINAL, InferCall, id_of, message_of
-from outrider.runtime.serving.v1.answers import Context, caller_of, failure_of
+from outrider.runtime.serving.v1.answers import Context, caller_of, failure_of, written
 
 MOST_REQUESTS = 64
 """Of one stream at once; the next one is read when one has ended."""
-
-log = logging.getLogger(__name__)
+STALL_S = 30.0
+"""For an error to be read while no model is open, whose configuration would say it."""
 
 
 class InferStream:
@@ -31,7 +30,8 @@ class InferStream:
         self._identity = identity
         self._context = context
         self._writing = asyncio.Lock()
-        self._is_cut = False
+        # What has ended the stream, if anything: no message can follow one that was given up or failed.
+        self._end: type[SlowConsumer | asyncio.CancelledError] | None = None
         self._room = asyncio.Semaphore(MOST_REQUESTS)
 
     async def answer_all(self) -> None:
@@ -41,7 +41,7 @@ class InferStream:
             SlowConsumer: the caller does not read; what was being written is lost, so that nothing can follow it.
         """
         # gRPC sends headers with the first message, and can end no call of which that was given up.
-        await self._context.send_initial_metadata(())
+        await written(self._context.send_initial_metadata(()))
         try:
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -55,7 +55,11 @@ class InferStream:
         raise failure
 
     async def _answer(self, data: bytes) -> None:
-        """Answer one request; its failure is a message of the stream, and ends no other."""
+        """Answer one request; its failure is a message of the stream, and ends no other.
+
+        Raises:
+            SlowConsumer: the caller does not read.
+        """
         message, intake, context = message_of(data), self._intake, self._context
         request_id = id_of(message)
         try:
@@ -67,33 +71,47 @@ class InferStream:
         except SlowConsumer:
             raise
         except Exception as error:
-            # Of a caller who has gone away, a write fails with any exception.
-            if isinstance(error, ServingError) or not context.done():
-                await self._tell(request_id, failure_of("ModelStreamInfer", error))
+            await self._tell(request_id, failure_of("ModelStreamInfer", error))
         finally:
             self._room.release()
 
     async def _tell(self, request_id: str, failure: ServingError) -> None:
-        """Send an error, in a message that has room for its text alone: id and reason stand in that."""
+        """Send an error, in a message that has room for its text alone: id and reason stand in that.
+
+        Raises:
+            SlowConsumer: the caller does not read.
+        """
         name = f"[request id: {request_id}] " if request_id else ""
         response = oip.ModelInferResponse(id=request_id)
         response.parameters[IS_FINAL].bool_param = True
         answer = oip.ModelStreamInferResponse(
             error_message=f"{name}{failure.reason}: {failure}", infer_response=response
         )
+        intake = self._intake
+        stall_s = intake.serving.config.stall_timeout_s if intake.is_open else STALL_S
         try:
-            await self._write(answer)
-        except Exception:
-            log.debug("an error reached nobody: the caller has gone away")
+            async with asyncio.timeout(stall_s):
+                await self._write(answer)
+        except TimeoutError as error:
+            raise SlowConsumer from error
 
     async def _send(self, response: oip.ModelInferResponse) -> None:
         await self._write(oip.ModelStreamInferResponse(infer_response=response))
 
     async def _write(self, answer: oip.ModelStreamInferResponse) -> None:
+        """Send a message.
+
+        Raises:
+            SlowConsumer: one before it was given up, since the caller did not read.
+            CancelledError: the caller went away.
+        """
         async with self._writing:
-            if self._is_cut:
-                raise SlowConsumer
-            # Stays so if the write is given up: gRPC may have a part of it, and takes no other one.
-            self._is_cut = True
-            await self._context.write(answer.SerializeToString())
-            self._is_cut = False
+            if self._end is not None:
+                raise self._end
+            self._end = SlowConsumer
+            try:
+                await self._context.write(answer.SerializeToString())
+            except Exception as error:
+                self._end = asyncio.CancelledError
+                raise self._end from error
+            self._end = None

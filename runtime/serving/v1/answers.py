@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc.aio
@@ -20,9 +20,6 @@ Context: TypeAlias = grpc.aio.ServicerContext
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Bytes; a stream's window has 65,535 to begin with.
-_SURE_TO_FIT = 1 << 15
 
 
 class Carrier(Protocol):
@@ -62,23 +59,58 @@ def caller_of(
     )
 
 
-def sender_of(context: Context) -> Callable[[bytes], Awaitable[None]]:
-    """Return what writes a stream's messages.
+class Sender:
+    """Writes the messages of a stream.
 
-    gRPC sends headers with the first message, and can end no call of which that was given up: before a large one,
-    which may not fit what a client takes unread, they go alone. Else they wait, since clients try no call again of
-    which they have headers.
+    gRPC sends headers with the first message, and ends no call whose headers are on their way: a first message is
+    never given up. Who waits for it may be cancelled, and ``settled`` waits once more.
     """
-    is_first = True
 
-    async def send(data: bytes) -> None:
-        nonlocal is_first
-        if is_first and len(data) > _SURE_TO_FIT:
-            await context.send_initial_metadata(())
-        is_first = False
-        await context.write(data)
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._first: asyncio.Future[None] | None = None
 
-    return send
+    async def __call__(self, data: bytes) -> None:
+        """Write a message.
+
+        Raises:
+            CancelledError: the client went away.
+        """
+        if self._first is None:
+            self._first = asyncio.ensure_future(self._context.write(data))
+            self._first.add_done_callback(_forgive)
+            await written(asyncio.shield(self._first))
+        else:
+            await written(self._context.write(data))
+
+    async def settled(self) -> None:
+        """Wait until the first message, if there is one, has gone or failed."""
+        if self._first is not None:
+            await written(asyncio.shield(self._first))
+
+    def end(self) -> None:
+        """Wait for no first message any more: the call has ended."""
+        if self._first is not None:
+            self._first.cancel()
+
+
+def _forgive(write: asyncio.Future[None]) -> None:
+    """Take a failure for which nobody waits any more, which asyncio would report."""
+    if not write.cancelled():
+        write.exception()
+
+
+async def written(write: Awaitable[None]) -> None:
+    """Await a write of gRPC's.
+
+    Raises:
+        CancelledError: it failed. The client went away, and gRPC says so with an exception of its own before
+            ``context.done()`` does.
+    """
+    try:
+        await write
+    except Exception as error:
+        raise asyncio.CancelledError from error
 
 
 def failure_of(method: str, error: Exception) -> errors.ServingError:
@@ -90,19 +122,40 @@ def failure_of(method: str, error: Exception) -> errors.ServingError:
     return failure
 
 
-async def answered(method: str, context: Context, call: Awaitable[T]) -> T:
-    """Return what a handler returns, and answer any exception with a status of the table, never UNKNOWN."""
+async def answered(
+    method: str, context: Context, call: Awaitable[T], sender: Sender | None = None
+) -> T:
+    """Return what a handler returns, and answer any exception with a status of the table, never UNKNOWN.
+
+    Args:
+        method: its name, for the log.
+        context: the call's.
+        call: the handler at work.
+        sender: writes its messages, where it is a stream.
+    """
+    try:
+        return await _answered(method, context, call, sender)
+    finally:
+        if sender is not None:
+            sender.end()
+
+
+async def _answered(method: str, context: Context, call: Awaitable[T], sender: Sender | None) -> T:
     try:
         return await call
     except Exception as error:
         if context.done() and not isinstance(error, errors.ServingError):
-            raise asyncio.CancelledError from error  # the client went away during a write
+            raise asyncio.CancelledError from error  # the client went away
         failure = failure_of(method, error)
-    await refuse(context, failure)
+    await refuse(context, failure, sender)
 
 
-async def refuse(context: Context, error: errors.ServingError) -> NoReturn:
-    """End a call with an error's status."""
+async def refuse(
+    context: Context, error: errors.ServingError, sender: Sender | None = None
+) -> NoReturn:
+    """End a call with an error's status, once its first message is out."""
     code, message, trailing = trailing_status(error)
+    if sender is not None:
+        await sender.settled()
     await context.abort(code, message, trailing)
     raise AssertionError("abort raises")

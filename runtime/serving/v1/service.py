@@ -8,7 +8,7 @@ from __future__ import annotations
 import grpc
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.v1.answers import Context, answered, caller_of, sender_of
+from outrider.runtime.serving.v1.answers import Context, Sender, answered, caller_of
 from outrider.runtime.serving.v1.methods import Methods
 from outrider.v1 import inference_pb2 as wire
 
@@ -38,10 +38,8 @@ class InferenceService:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """Stream the completions of a prompt."""
-        caller = caller_of(gate.identity(), context)
-        await answered(
-            "Generate", context, self._methods.generate(data, caller, sender_of(context))
-        )
+        caller, sender = caller_of(gate.identity(), context), Sender(context)
+        await answered("Generate", context, self._methods.generate(data, caller, sender), sender)
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""

@@ -9,7 +9,7 @@ import grpc
 from outrider.runtime.core.errors import SlowConsumer
 from outrider.runtime.serving.doors import gate
 from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.v1.answers import Context, answered, caller_of, sender_of
+from outrider.runtime.serving.v1.answers import Context, Sender, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.vllm.generate_call import EngineCall
 from outrider.runtime.serving.vllm.tokenizer_files import Archive, tokenizer_archive
@@ -53,7 +53,8 @@ class VllmEngineService:
 
     async def generate(self, data: bytes, context: Context) -> None:
         """Stream the token ids of the completions of a prompt."""
-        await answered("Generate", context, self._generate(data, context))
+        sender = Sender(context)
+        await answered("Generate", context, self._generate(data, context, sender), sender)
 
     async def abort(self, data: bytes, context: Context) -> bytes:
         """End live requests by the caller's ids."""
@@ -80,11 +81,12 @@ class VllmEngineService:
 
     async def get_tokenizer(self, data: bytes, context: Context) -> None:
         """Stream the archive of the tokenizer's files, and at its end the hash."""
-        await answered("GetTokenizer", context, self._get_tokenizer(context))
+        sender = Sender(context)
+        await answered("GetTokenizer", context, self._get_tokenizer(sender), sender)
 
-    async def _generate(self, data: bytes, context: Context) -> None:
+    async def _generate(self, data: bytes, context: Context, sender: Sender) -> None:
         intake, caller = self._intake, caller_of(gate.identity(), context, dialect="vllm")
-        await intake.frontend.complete(EngineCall(intake.serving, data, caller, sender_of(context)))
+        await intake.frontend.complete(EngineCall(intake.serving, data, caller, sender))
 
     async def _abort(self, data: bytes) -> bytes:
         request_ids = parse(vllm.AbortRequest, data).request_ids
@@ -135,16 +137,15 @@ class VllmEngineService:
         )
         return answer.SerializeToString()
 
-    async def _get_tokenizer(self, context: Context) -> None:
+    async def _get_tokenizer(self, sender: Sender) -> None:
         archive, stall_s = await self._packed(), self._intake.serving.config.stall_timeout_s
-        send = sender_of(context)
         for start in range(0, len(archive.data), _CHUNK_BYTES):
             chunk = common.GetTokenizerChunk(data=archive.data[start : start + _CHUNK_BYTES])
             if start + _CHUNK_BYTES >= len(archive.data):
                 chunk.sha256 = archive.sha256
             try:
                 async with asyncio.timeout(stall_s):
-                    await send(chunk.SerializeToString())
+                    await sender(chunk.SerializeToString())
             except TimeoutError as error:
                 raise SlowConsumer from error
 
