@@ -56,7 +56,7 @@ def read_text(key: str, path: Path, *, is_secret: bool = False) -> str:
 
 
 def stamp_of(paths: Iterable[Path]) -> Stamp:
-    """Return what changes when any of the files is written, replaced or removed."""
+    """Return what changes when any of the files is written, replaced or removed, or others may read it."""
     return tuple(_stamp(path) for path in paths)
 
 
@@ -65,4 +65,6 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
         status = path.stat()
     except OSError:
         return None
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
+    # The time of the last change of any kind tells what the others miss, such as a new owner.
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mode, *times)

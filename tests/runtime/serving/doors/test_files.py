@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.doors.certificate import CertificateFiles, read_certificate
-from outrider.runtime.serving.doors.files import MOST_BYTES, read_file, read_text
+from outrider.runtime.serving.doors.files import MOST_BYTES, read_file, read_text, stamp_of
 from outrider.runtime.serving.doors.options import DoorOptions
 from outrider.runtime.serving.doors.reload import Reloaded
 
@@ -161,6 +162,33 @@ def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(
     said = "changed and cannot be used, what was read before stays: file: must be a number"
     assert [said in one.message for one in caplog.records].count(True) == 2
     assert "stays: KeyError" in caplog.text and "secret" not in caplog.text
+
+
+def test_a_failure_that_passes_leaves_the_old_no_longer_in_force(tmp_path: Path, caplog):
+    path, failures = write(tmp_path / "file", "1"), [OSError(24, "too many files"), OSError(5)]
+
+    def read() -> int:
+        if failures and path.read_text() != "1":
+            raise failures[-1]
+        return number(path)
+
+    file = Reloaded("number", [path], read)
+    write(path, "2")
+    assert [file.look() for _ in range(3)] == [False, True, True] and file() == 1
+    path.chmod(0o640)
+    assert [file.look() for _ in range(2)] == [False, True] and file() == 1
+    assert caplog.text.count("stays: OSError") == 2
+    failures.clear()
+    assert file.look() and file() == 2
+
+
+def test_a_file_of_a_new_owner_is_read_again(tmp_path: Path):
+    path = write(tmp_path / "file", "1")
+    before, ends_s = stamp_of([path]), time.monotonic() + 5.0
+    # Its own owner once more: whoever runs the tests may do that, and the system notes it as it does any other.
+    while stamp_of([path]) == before:
+        assert time.monotonic() < ends_s
+        os.chown(path, os.getuid(), os.getgid())
 
 
 def test_a_file_that_is_replaced_by_one_of_its_size_and_time_is_read_again(tmp_path: Path):
