@@ -14,6 +14,8 @@ from outrider.runtime.serving.tokenizer import TextCodec
 
 TEXT_OUTPUT = "text_output"
 LOGPROBS = "logprobs"
+# JSON has no infinity; vLLM's value for what cannot occur.
+_LEAST = -9999.0
 # As vLLM calls them.
 REASONS = {
     FinishReason.STOP_TOKEN: "stop",
@@ -108,7 +110,7 @@ def _logprobs(token: EmittedToken, codec: TextCodec) -> str:
 
     def entry(i: int, logprob: float) -> dict[str, object]:
         text = codec.decode((i,), skip_special_tokens=False)
-        return {"logprob": logprob, "decoded_token": text}
+        return {"logprob": max(logprob, _LEAST), "decoded_token": text}
 
     found = {token.token: entry(token.token, token.logprobs.logprob)}
     found |= {i: entry(i, logprob) for i, logprob in token.logprobs.top}

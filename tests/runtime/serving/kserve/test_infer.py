@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 
 import grpc
 import grpc.aio
 import pytest
+from outrider.engines.sampling.base import TokenLogprobs
 from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.checks.limits import RequestLimits
+from outrider.runtime.core.events import EmittedToken, Provenance
 from outrider.runtime.serving.generation_defaults import RequestDefaults
+from outrider.runtime.serving.kserve.answer import Answer
+from outrider.runtime.serving.outbox import Batch
 
+from tests.runtime.conftest import LetterCodec
 from tests.runtime.serving.kserve.requests import (
     KSERVE,
     answers_of,
@@ -62,6 +68,15 @@ async def test_outputs_are_those_that_are_asked_for(start):
     assert [one.name for one in by_inputs.outputs] == ["text_output", "finish_reason", "logprobs"]
     assert texts_of(by_inputs, "finish_reason") == ["stop"]
     assert texts_of(by_inputs, "logprobs") == ["null"]
+
+
+def test_what_cannot_occur_has_a_log_probability_that_json_knows():
+    impossible = TokenLogprobs(logprob=-math.inf, top=((4, 0.0), (5, -math.inf)))
+    token = EmittedToken(token=3, provenance=Provenance.BONUS, logprobs=impossible)
+    answer = Answer()
+    answer.add(Batch(tokens=(token,), text="d", steps=(), end=None), LetterCodec())
+    (found,) = [json.loads(one, parse_constant=pytest.fail) for one in answer.logprobs]
+    assert {i: one["logprob"] for i, one in found.items()} == {"3": -9999.0, "4": 0.0, "5": -9999.0}
 
 
 async def test_tensors_may_have_contents_instead_of_raw_bytes(start):
