@@ -33,4 +33,9 @@ async def answer_error(error: ServingError, send: Send, headers: Headers = ()) -
 
 def json_bytes(value: object) -> bytes:
     """Return a value as JSON in UTF-8, without white space."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return json_text(value).encode()
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON without white space."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.core.events import EmittedToken, Finished, PromptToken, StepTrace
+from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec, sample_seed
-from outrider.runtime.serving.http.answers import JSON, answer, answer_error, json_bytes
+from outrider.runtime.serving.http.answers import JSON, answer, answer_error, json_text
 from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
+from outrider.runtime.serving.http.openai.gathered import Gathered, Logprobs
 from outrider.runtime.serving.http.openai.shapes import (
     REASONS,
-    chat_logprobs,
-    completion_logprobs,
     provenance_of,
     report_of,
     steps_of,
@@ -23,17 +21,6 @@ from outrider.runtime.serving.http.openai.shapes import (
 from outrider.runtime.serving.http.openai.usage import Tally, metrics_of
 from outrider.runtime.serving.outbox import Batch
 from starlette.types import Send
-
-
-@dataclass(slots=True)
-class _Gathered:
-    """What has come of one completion."""
-
-    texts: list[str] = field(default_factory=list)
-    prompt: list[PromptToken] = field(default_factory=list)
-    tokens: list[EmittedToken] = field(default_factory=list)
-    steps: list[StepTrace] = field(default_factory=list)
-    end: Finished | None = None
 
 
 class WholeSink:
@@ -48,7 +35,9 @@ class WholeSink:
         self._headers = [JSON, *headers.items()]
         self._per_prompt = choices_per_prompt(asked)
         self._specs: dict[int, RequestSpec] = {}
-        self._gathered: dict[tuple[int, int], _Gathered] = {}
+        self._gathered: dict[tuple[int, int], Gathered] = {}
+        # Of several completions the first alone is told its prompt's; the text of all begins with it.
+        self._echoed: dict[int, Logprobs] = {}
         self._tally = Tally()
 
     def begin(self, prompt: int, spec: RequestSpec) -> None:
@@ -57,86 +46,96 @@ class WholeSink:
         self._tally.begin(prompt, spec.num_prompt_tokens)
 
     async def write(self, prompt: int, batch: Batch) -> None:
-        """Keep a batch."""
-        found = self._gathered.setdefault((prompt, batch.index), _Gathered())
+        """Keep what of a batch is asked for."""
+        asked = self._asked
+        found = self._gathered.setdefault((prompt, batch.index), Gathered())
         found.texts.append(batch.text)
-        found.prompt += batch.prompt
-        found.tokens += batch.tokens
-        found.steps += batch.steps
+        if asked.has_logprobs:
+            self._add_logprobs(found, prompt, batch)
+        if asked.has_token_ids:
+            found.token_ids += [one.token for one in batch.tokens]
+        if asked.has_provenance:
+            found.provenance += provenance_of(batch.tokens)
+        if asked.has_trace:
+            found.steps += batch.steps
         self._tally.num_output += len(batch.tokens)
         if isinstance(batch.end, Finished):
             found.texts.append(batch.end.text)
             found.end = batch.end
             self._tally.finish(prompt, batch.end)
 
+    def _add_logprobs(self, found: Gathered, prompt: int, batch: Batch) -> None:
+        if prompt not in self._echoed:
+            self._echoed[prompt] = Logprobs(self._head.spelling, is_chat=self._asked.is_chat)
+        echoed = self._echoed[prompt]
+        if not self._asked.is_chat:
+            echoed.add(batch.prompt)
+        # The prompt's come before all completions' tokens, in batches of their own where they are many.
+        if found.logprobs is None and (batch.tokens or batch.end is not None):
+            found.logprobs = echoed.copy()
+        if found.logprobs is not None:
+            found.logprobs.add(batch.tokens)
+
     async def ping(self) -> None:
         """Do nothing: a whole answer has one status, which is not known yet."""
 
     async def end(self) -> None:
         """Send the answer."""
-        choices, metrics = [], {"speculative_decoding": None}
+        choices, metrics = list[str](), {"speculative_decoding": None}
         for (prompt, sample), found in sorted(self._gathered.items()):
             choices += self._choices(prompt, sample, found)
         if len(choices) == 1 and (end := found.end) is not None and not end.beams:
             metrics = metrics_of(end.report, found.steps if self._asked.has_trace else None)
-        head, is_chat = self._head, self._asked.is_chat
-        value = {
-            "id": head.id,
-            "object": "chat.completion" if is_chat else "text_completion",
-            "created": head.created_s,
-            "model": head.model,
-            "choices": choices,
-            "usage": self._tally.usage(),
-            "metrics": metrics,
+        head = {
+            "id": self._head.id,
+            "object": "chat.completion" if self._asked.is_chat else "text_completion",
+            "created": self._head.created_s,
+            "model": self._head.model,
         }
-        await answer(json_bytes(value), self._send, headers=self._headers)
+        tail = {"usage": self._tally.usage(), "metrics": metrics}
+        body = _object(head, f'"choices":[{",".join(choices)}]', tail)
+        await answer(body.encode(), self._send, headers=self._headers)
 
     async def fail(self, error: ServingError) -> None:
         """Send an error as the answer."""
         await answer_error(error, self._send, self._headers[1:])
 
-    def _choices(self, prompt: int, sample: int, found: _Gathered) -> list[dict[str, Any]]:
-        first, end = prompt * self._per_prompt, found.end
+    def _choices(self, prompt: int, sample: int, found: Gathered) -> list[str]:
+        """Return the JSON of a completion, or of all that a search found."""
+        asked, first, end = self._asked, prompt * self._per_prompt, found.end
         assert end is not None
+        more: dict[str, Any]
         if end.beams:
-            return [
-                self._choice(first + place, beam.text, REASONS[beam.reason], beam.stop)
-                | ({"token_ids": [*beam.tokens]} if self._asked.has_token_ids else {})
-                for place, beam in enumerate(end.beams)
-            ]
-        text = "".join(found.texts)
-        choice = self._choice(first + sample, text, REASONS[end.reason], end.stop)
-        if self._asked.has_logprobs:
-            choice["logprobs"] = self._logprobs(prompt, found)
-        if self._asked.has_token_ids:
-            choice["token_ids"] = [one.token for one in found.tokens]
-        if self._asked.has_trace or self._asked.has_provenance:
-            choice["outrider"] = self._outrider(prompt, sample, found, end)
-        return [choice]
+            choices = []
+            for place, beam in enumerate(end.beams):
+                more = {"finish_reason": REASONS[beam.reason], "stop_reason": beam.stop}
+                if asked.has_token_ids:
+                    more["token_ids"] = [*beam.tokens]
+                choices.append(self._choice(first + place, beam.text, "null", more))
+            return choices
+        more = {"finish_reason": REASONS[end.reason], "stop_reason": end.stop}
+        if asked.has_token_ids:
+            more["token_ids"] = found.token_ids
+        if asked.has_trace or asked.has_provenance:
+            more["outrider"] = self._outrider(prompt, sample, found, end)
+        logprobs = "null" if found.logprobs is None else found.logprobs.json()
+        return [self._choice(first + sample, "".join(found.texts), logprobs, more)]
 
-    def _choice(self, index: int, text: str, reason: str, stop: str | int | None) -> dict[str, Any]:
+    def _choice(self, index: int, text: str, logprobs: str, more: Mapping[str, Any]) -> str:
         message = {"role": "assistant", "content": text, "refusal": None}
         said = {"message": message} if self._asked.is_chat else {"text": text}
-        more = {"logprobs": None, "finish_reason": reason, "stop_reason": stop}
-        return {"index": index, **said, **more}
+        return _object({"index": index, **said}, f'"logprobs":{logprobs}', more)
 
-    def _logprobs(self, prompt: int, found: _Gathered) -> dict[str, Any]:
-        spelling = self._head.spelling
-        if self._asked.is_chat:
-            return chat_logprobs(found.tokens, spelling)
-        value: dict[str, Any]
-        # Of several completions the first alone is told the prompt's; the text of all begins with it.
-        echoed = self._gathered[prompt, 0].prompt
-        value, _ = completion_logprobs([*echoed, *found.tokens], spelling, 0)
-        return value
-
-    def _outrider(
-        self, prompt: int, sample: int, found: _Gathered, end: Finished
-    ) -> dict[str, Any]:
+    def _outrider(self, prompt: int, sample: int, found: Gathered, end: Finished) -> dict[str, Any]:
         seed = sample_seed(self._specs[prompt].seed, sample)
         value: dict[str, Any] = {"speculation": report_of(end, seed)}
         if self._asked.has_trace:
             value["steps"] = steps_of(found.steps, self._head.spelling)
         if self._asked.has_provenance:
-            value["tokens"] = provenance_of(found.tokens)
+            value["tokens"] = found.provenance
         return value
+
+
+def _object(head: Mapping[str, Any], member: str, tail: Mapping[str, Any]) -> str:
+    """Return the JSON of an object with a member that is JSON already; ``head`` and ``tail`` have some each."""
+    return f"{json_text(head)[:-1]},{member},{json_text(tail)[1:]}"
