@@ -19,7 +19,7 @@ from outrider.runtime.serving.http.callers import DIALECT
 from outrider.runtime.serving.http.gate import Gate
 from outrider.runtime.serving.http.handshakes import Handshakes
 from outrider.runtime.serving.http.pages import read_pages
-from outrider.runtime.serving.http.protocol import BoundedProtocol
+from outrider.runtime.serving.http.protocol import STALL_S, BoundedProtocol
 from outrider.runtime.serving.http.tls import reloaded_context
 from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.ledger import Caller
@@ -77,11 +77,13 @@ class HttpOptions:
         address: "HOST:PORT", port 0 for a free one.
         max_bytes: of a request's body.
         max_connections: at once; further ones are closed.
+        stall_timeout_s: for a piece of an answer to be read, before its request ends.
     """
 
     address: str
     max_bytes: int
     max_connections: int
+    stall_timeout_s: float = 30.0
 
 
 class HttpListener:
@@ -168,6 +170,8 @@ def _configuration(gate: Gate, options: HttpOptions) -> uvicorn.Config:
 
     class Protocol(BoundedProtocol):
         most_connections = options.max_connections
+        # The request ends first, and notes why.
+        stall_s = max(STALL_S, 2.0 * options.stall_timeout_s)
 
     return uvicorn.Config(
         gate,

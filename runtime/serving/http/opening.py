@@ -33,5 +33,6 @@ def open_listeners(intake: Intake, doors: Doors, options: ServeOptions) -> list[
         address=options.http_address,
         max_bytes=options.limits.max_message_bytes,
         max_connections=options.config.max_connections,
+        stall_timeout_s=options.config.stall_timeout_s,
     )
     return [HttpListener(intake, doors, found)]

@@ -14,13 +14,18 @@ PATIENCE_S = 10.0
 MOST_PIPELINED = 16
 """Requests of a connection that wait behind the one that is answered; one read may bring thousands."""
 STALL_S = 60.0
-"""A connection whose client reads nothing of an answer for so long is closed; streams of tokens end before that."""
+"""A connection whose client reads nothing of an answer is kept so long or longer: streams of tokens end before that."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """Closes connections beyond ``most_connections``, with long headers, or that do not say what they want."""
+    """Closes connections beyond ``most_connections``, with long headers, or that do not say what they want.
+
+    Attributes:
+        stall_s: seconds that a client may read nothing of an answer.
+    """
 
     most_connections = 512
+    stall_s = STALL_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, if there is room for it."""
@@ -111,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
             else:
                 self._watch_reader()
 
-        self._stall = self.loop.call_later(STALL_S, look)
+        self._stall = self.loop.call_later(self.stall_s, look)
 
     def _stop_watching(self) -> None:
         if self._stall is not None:

@@ -87,6 +87,7 @@ async def serving_http(
             address=address,
             max_bytes=limits.max_message_bytes,
             max_connections=config.max_connections,
+            stall_timeout_s=options.get("stall_timeout_s", config.stall_timeout_s),
         )
         made.append(HttpListener(intake, doors, found))
         return made

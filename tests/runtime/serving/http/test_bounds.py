@@ -10,7 +10,7 @@ from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.http import handshakes, protocol
+from outrider.runtime.serving.http import handshakes, listener, protocol
 from outrider.runtime.serving.http.openai import messages
 
 from tests.runtime.serving.doors.test_tls import server_files
@@ -60,7 +60,7 @@ async def test_a_body_is_never_the_next_request(start_http):
 
 
 async def test_who_reads_nothing_of_a_page_is_let_go(start_http, monkeypatch):
-    monkeypatch.setattr(protocol, "STALL_S", 0.1)
+    monkeypatch.setattr(listener, "STALL_S", 0.0)
     ended = asyncio.Event()
     lost = protocol.BoundedProtocol.connection_lost
 
@@ -71,12 +71,21 @@ async def test_who_reads_nothing_of_a_page_is_let_go(start_http, monkeypatch):
     monkeypatch.setattr(protocol.BoundedProtocol, "connection_lost", note)
     monkeypatch.setattr(protocol, "MOST_PIPELINED", 1000)
     page = LIVE.replace(b"/live", b"/uPlot-1.6.32.iife.min.js")
-    async with start_http() as http:
+    async with start_http(stall_timeout_s=0.05) as http:
         _, writer = await asyncio.open_connection("127.0.0.1", http.port, limit=1024)
         writer.write(page * 300)  # 15 MB: more than sockets keep
         async with asyncio.timeout(10.0):
             await ended.wait()
         writer.close()
+
+
+@pytest.mark.parametrize(("stall_timeout_s", "stall_s"), [(5.0, 60.0), (120.0, 240.0)])
+def test_a_connection_outlasts_a_request_that_nobody_reads(stall_timeout_s, stall_s):
+    options = listener.HttpOptions(
+        address="", max_bytes=1, max_connections=1, stall_timeout_s=stall_timeout_s
+    )
+    made = listener._configuration(None, options).http
+    assert made.stall_s == stall_s
 
 
 async def test_handshakes_that_do_not_begin_are_counted_and_ended(
