@@ -45,7 +45,7 @@ class GenerateCall:
         self._data = data
         self._caller = caller
         self._send = send
-        self._request = wire.GenerateRequest()
+        self._returns_provenance = self._returns_trace = False
         self._spec: RequestSpec | None = None
 
     def caller(self) -> Caller:
@@ -55,7 +55,10 @@ class GenerateCall:
     def fields(self) -> GenerateFields:
         """Return what the bytes ask for, unchecked but for the lengths of lists."""
         serving = self._serving
-        self._request = request = parse(wire.GenerateRequest, self._data)
+        request = parse(wire.GenerateRequest, self._data)
+        self._data = b""  # it may have megabytes, and the request may wait for long
+        self._returns_provenance = request.return_provenance
+        self._returns_trace = request.return_trace
         check_counts(request, serving.limits, serving.model)
         return fields_of(request, serving.defaults)
 
@@ -83,8 +86,8 @@ class GenerateCall:
 
     def _response(self, batch: Batch, text: str) -> wire.GenerateResponse:
         response = wire.GenerateResponse(text=text, index=batch.index)
-        add_tokens(response.tokens, batch.tokens, self._request.return_provenance)
-        if self._request.return_trace:
+        add_tokens(response.tokens, batch.tokens, self._returns_provenance)
+        if self._returns_trace:
             response.steps.extend(step_of(step, self._text) for step in batch.steps)
         if isinstance(batch.end, Finished):
             response.text += batch.end.text

@@ -31,6 +31,8 @@ PING_S = 15.0
 """Between two comments to a client whose request waits."""
 TIMEOUT_HEADER = "x-request-timeout-ms"
 _MOST_TIMEOUT_DIGITS = 9
+# Characters of a request's id, as in ``REQUEST_ID``.
+_MOST_ID = 128
 
 
 class Completions:
@@ -56,10 +58,7 @@ class Completions:
             frontend = self._intake.frontend
             frontend.check_open()
             caller = _with_deadline(request, caller)
-            body = await read_body(request, self._max_bytes)
-            asked = completion_request(
-                parse_object(body), self._intake.serving, is_chat=self._is_chat
-            )
+            asked = await self._asked(request)
             sink = self._sink(asked, send)
         except ClientDisconnect:
             return
@@ -69,11 +68,14 @@ class Completions:
             return
         await self._answer(asked, caller, sink, request)
 
+    async def _asked(self, request: Request) -> CompletionRequest:
+        """Return what a request asks for; its body, which may have megabytes, is not kept while it waits."""
+        body = await read_body(request, self._max_bytes)
+        return completion_request(parse_object(body), self._intake.serving, is_chat=self._is_chat)
+
     def _sink(self, asked: CompletionRequest, send: Send) -> Sink:
         serving = self._intake.serving
-        if asked.request_id and not REQUEST_ID.fullmatch(asked.request_id):
-            raise errors.RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
-        name = asked.request_id or uuid.uuid4().hex
+        name = _id_of(asked)
         if self._spelling is None:
             self._spelling = Spelling(serving.codec)
         head = Head(
@@ -138,6 +140,24 @@ class Completions:
         except BaseExceptionGroup as found:
             # Those that were ended for the first one's sake are not in it.
             raise found.exceptions[0] from None
+
+
+def _id_of(asked: CompletionRequest) -> str:
+    """Return the id of an answer: the caller's, or a new one.
+
+    Raises:
+        RequestError: the caller's is impossible, or too long with the places of several prompts behind it.
+    """
+    given, last = asked.request_id, asked.requests[-1].request_id
+    if not given:
+        return uuid.uuid4().hex
+    if not REQUEST_ID.fullmatch(given):
+        raise errors.RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
+    if len(last) > _MOST_ID:
+        most = _MOST_ID - len(last) + len(given)
+        rule = f"must be at most {most} characters: each of several prompts has its place behind it"
+        raise errors.RequestError("request_id", rule)
+    return given
 
 
 async def _gone(receive: Receive) -> None:
