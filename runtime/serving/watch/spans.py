@@ -7,6 +7,7 @@ meanwhile is put down at its end, from durations that were taken anyway. No prom
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 
@@ -28,7 +29,7 @@ from outrider.runtime.serving.watch.process import server_version
 from outrider.runtime.serving.watch.tracing import Ended
 
 PROVIDER = "outrider"
-FLUSH_MS = 5_000
+FLUSH_S = 5.0
 SERVER_FAULTS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE"))
 """Statuses that OpenTelemetry's conventions for RPC servers call errors; others are the caller's."""
 _PARENT = TraceContextTextMapPropagator()
@@ -64,9 +65,11 @@ class RequestSpans:
         return RequestSpan(span, began_ns, self._model_name)
 
     def close(self) -> None:
-        """Send what is not sent yet."""
-        self._provider.force_flush(FLUSH_MS)
-        self._provider.shutdown()
+        """Send what is not sent yet, for ``FLUSH_S`` at most: a collector that answers nobody keeps no process."""
+        # The library's own limits do not bound an export that has begun.
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
 
 
 class RequestSpan:

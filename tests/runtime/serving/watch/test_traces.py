@@ -5,16 +5,23 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 from outrider import CallError
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.watch import spans as watched
 from outrider.runtime.serving.watch import tracing
 from outrider.runtime.serving.watch.spans import RequestSpans
 from outrider.runtime.serving.watch.tracing import open_spans, trace_headers, trace_id_of
@@ -153,6 +160,27 @@ async def test_a_collector_is_sent_spans_over_grpc(start, monkeypatch):
     values = {one.key: one.value.string_value for one in resource.attributes}
     assert (values["service.name"], values["zone"]) == ("mine", "a")
     assert values["service.version"]
+
+
+def test_a_collector_that_answers_nobody_keeps_no_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watched, "FLUSH_S", 0.0)
+    ends = threading.Event()
+
+    class Silent(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            assert ends.wait(60)
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(Silent()))
+    spans = RequestSpans(provider, "letters")
+    spans.begin({}).ended(tracing.Ended(outcome="refused", code="OK", reason="x"))
+    closing = threading.Thread(target=spans.close, daemon=True)
+    closing.start()
+    closing.join(20.0)
+    has_closed = not closing.is_alive()
+    ends.set()
+    assert has_closed
 
 
 def test_variables_of_opentelemetry_turn_spans_on_and_off(monkeypatch):
