@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 UNIX = "unix:"
 PATIENCE_S = 10.0
 LOCAL = ("localhost", "127.0.0.1", "::1")
+_KEY = re.compile(r"[!-~]+")
 # No user and password: they would be in the list of processes.
 _ENDPOINT = re.compile(r"[^@:\[\]\s]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?")
 
@@ -171,4 +172,12 @@ def _scrape(source: Source) -> Scrape:
 
 
 def _key(file: Path) -> str:
-    return file.read_text(encoding="ascii", errors="replace").strip()
+    """Return the key of a file; what is refused is not told, as it may be a key with something behind it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    key = file.read_text(encoding="ascii", errors="replace").strip()
+    if not _KEY.fullmatch(key):
+        raise ConfigError("api_key", "must be printable ASCII letters without spaces")
+    return key

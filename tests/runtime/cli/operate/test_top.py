@@ -134,6 +134,16 @@ def test_what_cannot_be_asked_is_refused_in_one_line(tmp_path: Path, url: str, r
     assert "secret" not in err
 
 
+@pytest.mark.parametrize("key", ["secret\nsecond", "secret second", "secr\xe4t", ""])
+def test_a_file_that_is_no_key_is_refused_and_not_told(tmp_path: Path, key: str):
+    file = write(tmp_path / "key", key)
+    code, _, err = run("--metrics-url", "unix:/nowhere", "--api-key-file", str(file))
+    assert (code, err) == (
+        2,
+        "outrider: api_key: must be printable ASCII letters without spaces\n",
+    )
+
+
 @contextmanager
 def answering(answer: bytes) -> Iterator[str]:
     """Somebody who answers one connection with these bytes."""
