@@ -37,7 +37,7 @@ def test_a_bug_is_one_line_of_json(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(server, "serve", break_down)
     result = CliRunner().invoke(app, ["serve", str(tmp_path), "--log-format", "json"])
-    assert result.exit_code == 1
+    assert result.exit_code == 70
     (line,) = result.stderr.splitlines()
     told = json.loads(line)
     assert (told["level"], told["message"]) == ("critical", "uncaught")
