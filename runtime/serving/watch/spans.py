@@ -7,6 +7,7 @@ meanwhile is put down at its end, from durations that were taken anyway. No prom
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -32,17 +33,29 @@ PROVIDER = "outrider"
 FLUSH_S = 5.0
 SERVER_FAULTS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE"))
 """Statuses that OpenTelemetry's conventions for RPC servers call errors; others are the caller's."""
+_QUOTING = "opentelemetry.util.re"
+"""Logger of the SDK that quotes what it cannot read of a variable with credentials."""
 _PARENT = TraceContextTextMapPropagator()
 
 
 def collected(endpoint: str | None, model_name: str) -> RequestSpans:
     """Return spans that go to a collector of OTLP over gRPC, in batches, from a thread of their own."""
+    logging.getLogger(_QUOTING).addFilter(_without_header)
     own = Resource({SERVICE_NAME: PROVIDER, SERVICE_VERSION: server_version()})
     # Environment variables have the last word.
     resource = Resource.create(own.merge(OTELResourceDetector().detect()).attributes)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return RequestSpans(provider, model_name)
+
+
+def _without_header(record: logging.LogRecord) -> bool:
+    """Say which variable is wrong, and nothing of its value."""
+    record.msg, record.args = (
+        "a header of OTEL_EXPORTER_OTLP_HEADERS is not sent: no NAME=VALUE",
+        (),
+    )
+    return True
 
 
 class RequestSpans:

@@ -209,6 +209,31 @@ def test_an_endpoint_that_is_none_and_a_library_that_is_missing_are_refused(monk
     assert "no traces" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_COMPRESSION"],
+)
+def test_a_variable_that_the_library_cannot_read_is_refused_and_not_told(monkeypatch, variable):
+    monkeypatch.setenv(variable, "secret")
+    with pytest.raises(ConfigError, match="otlp_endpoint: cannot be used, or an OTEL_") as refused:
+        open_spans("http://localhost:4317", "m")
+    assert "secret" not in str(refused.value)
+
+
+def test_credentials_in_an_address_are_refused_and_malformed_headers_not_told(monkeypatch, caplog):
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        open_spans("http://user:secret@localhost:4317", "m")
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:secret@localhost:4317")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS"):
+        open_spans(None, "m")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization Bearer secret")
+    spans = open_spans("http://localhost:1", "m")
+    assert spans is not None
+    spans.close()
+    assert "OTEL_EXPORTER_OTLP_HEADERS is not sent" in caplog.text and "secret" not in caplog.text
+
+
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_asked_for():
     code = "import sys, outrider.runtime.serving.process\nprint('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
