@@ -204,6 +204,8 @@ def open_doors(
             doors,
             lambda error: metrics.refused.labels(reason=error.reason).inc(),
         )
+        if listener.port:
+            log.info("metrics on port %d", listener.port)
     return doors, addresses, listener
 
 
