@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from importlib import metadata, util
 
@@ -10,6 +12,9 @@ EXIT_INCOMPLETE = 1
 
 def main() -> None:
     """Run the command, or say which distribution is missing."""
+    if os.getpid() == 1:
+        # To the first process of a container a signal without a handler is lost; imports take a while.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if util.find_spec("outrider.client") is None:
         print(
             f"outrider: the distribution 'outrider' (the client) is not installed, and the server needs it: "

@@ -18,6 +18,8 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 # It may be done later or elsewhere: no server, one that is starting, stopping or full, a deadline.
 EXIT_UNAVAILABLE = 3
+# A bug of ours ended a server: as where its engine hangs, another start may do.
+EXIT_BUG = 70
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
 # Packages that are imported when a command needs them, and the extras of outrider-server that bring them.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.config import PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.opening import ServeOptions
 
@@ -75,7 +76,9 @@ def parse_args(args: Mapping[str, object]) -> tuple[AppOptions, ServeOptions]:
         raise ConfigError("bundle", "is required")
     given = {name: _checked(name, value, (kinds | _SERVER)[name]) for name, value in args.items()}
     options = AppOptions(**{name: given[name] for name in kinds if name in given})
-    config = ServerConfig(**{name: given[name] for name in _SERVER if name in given})
+    of_server = {name: given[name] for name in _SERVER if name in given}
+    # As ``outrider serve`` has it: without a cache nothing is gained by a replica that has read a prefix.
+    config = ServerConfig(**{"prefix_cache_bytes": PREFIX_CACHE_BYTES, **of_server})
     return options, ServeOptions(
         device=options.device,
         model_name=options.model_name or None,
@@ -89,6 +92,10 @@ def parse_args(args: Mapping[str, object]) -> tuple[AppOptions, ServeOptions]:
 def _checked(name: str, value: object, kind: type) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if issubclass(kind, StrEnum):
+        if not isinstance(value, str) or value not in [*kind]:
+            raise ConfigError(name, f"must be one of {', '.join(kind)}")
+        return kind(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         words = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
         raise ConfigError(name, f"must be {words[kind]}")

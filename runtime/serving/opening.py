@@ -110,8 +110,17 @@ class ServeOptions:
     limits: RequestLimits = field(default_factory=RequestLimits)
 
     def name_of(self, root: Path) -> str:
-        """Return what a bundle's model is called."""
-        return self.model_name or root.resolve().name
+        """Return what a bundle's model is called.
+
+        Raises:
+            ConfigError: no message can have that name.
+        """
+        name = self.model_name or root.resolve().name
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("model_name", "must be UTF-8") from None
+        return name
 
 
 def open_serving(

@@ -97,7 +97,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
 
 
 def _stopping(server: Server) -> asyncio.Task[bool]:
-    """Return a task that ends with the first SIGTERM or SIGINT; further ones end the waits of the drain."""
+    """Return a task that ends with the first SIGTERM or SIGINT; further ones end all waits of the drain."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -204,6 +204,8 @@ def open_doors(
             doors,
             lambda error: metrics.refused.labels(reason=error.reason).inc(),
         )
+        if listener.port:
+            log.info("metrics on port %d", listener.port)
     return doors, addresses, listener
 
 

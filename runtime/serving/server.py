@@ -2,7 +2,7 @@
 
 Health is NOT_SERVING until the worker runs. After SIGTERM the server turns NOT_SERVING, waits for load balancers to
 notice, refuses new requests, lets running ones finish up to a limit, and cuts off the others. A second SIGTERM ends
-the present wait.
+all these waits at once, those that have not begun too.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Server:
         await self._close()
 
     def hurry(self) -> None:
-        """End the waits of a running drain."""
+        """End all waits of a drain, those that have not begun too: running answers are cut off."""
         self._hurry.set()
 
     async def drain(self) -> int:

@@ -58,7 +58,7 @@ def config(
     ] = False,
     **given: Any,
 ) -> None:
-    """Check the settings of outrider serve without serving, and show them."""
+    """Check names, types and ranges of the settings of outrider serve without serving, and show them."""
     with refusals():
         _, options = what_to_serve(**given | {"bundle": given["bundle"] or Path()})
     rows = _rows(context, given, options)

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from outrider import SyncClient
 
 CALL_S = 5.0
-"""Seconds for an answer, where there is no longer wait."""
+"""Seconds for an answer."""
+LEAST_S = 0.5
+"""Seconds for an answer at the end of a wait."""
 LOOK_EVERY_S = 0.5
 NOBODY = "UNAVAILABLE: "
 """Before what the transport says, which has no reason of the server's."""
@@ -60,11 +62,11 @@ def health(
         tls_key=tls_key,
         allow_insecure=allow_insecure,
     )
-    ends_s = time.monotonic() + wait
+    ends_s = time.monotonic() + (wait or CALL_S)
     told = ""
     with refusals(), connection.open_probe() as client:
-        while (found := _look(client, service)) is not None:
-            left_s = ends_s - time.monotonic()
+        while (found := _look(client, service, ends_s)) is not None:
+            left_s = ends_s - time.monotonic() if wait else 0.0
             # While nobody listens, the transport's words change with each attempt.
             if left_s <= 0.0 or (found != told and not found.startswith(NOBODY)):
                 typer.echo(f"outrider: {found}", err=True)
@@ -75,18 +77,31 @@ def health(
     typer.echo("serving")
 
 
-def _look(client: SyncClient, service: Service) -> str | None:
+def _look(client: SyncClient, service: Service, ends_s: float) -> str | None:
     """Return why a server is not serving, in its own words where it has some; None where it is."""
     from outrider import CallError
 
+    names = (service,) if service is Service.LIVENESS else ()
     try:
-        if service is Service.LIVENESS:
-            is_serving = client.is_serving(service, timeout_s=CALL_S)
-        else:
-            is_serving = client.is_serving(timeout_s=CALL_S)
-            # Of a start this raises its stage.
-            if not is_serving and client.info(timeout_s=CALL_S).load.is_draining:
-                return "draining"
+        if client.is_serving(*names, timeout_s=_patience_s(ends_s)):
+            return None
+        return "not serving" if names else _reason(client, ends_s)
     except CallError as error:
         return str(error)
-    return None if is_serving else "not serving"
+
+
+def _reason(client: SyncClient, ends_s: float) -> str:
+    """Return why a server takes no requests: of a start its stage is raised."""
+    from outrider import PermissionDenied, Unauthenticated
+
+    try:
+        is_draining = client.info(timeout_s=_patience_s(ends_s)).load.is_draining
+    except (PermissionDenied, Unauthenticated):
+        # Health is told without credentials, the rest is not.
+        return "not serving"
+    return "draining" if is_draining else "not serving"
+
+
+def _patience_s(ends_s: float) -> float:
+    """Return the seconds that a call may take."""
+    return min(CALL_S, max(LEAST_S, ends_s - time.monotonic()))

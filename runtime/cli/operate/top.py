@@ -20,7 +20,7 @@ from outrider.runtime.cli.connection import (
     TlsCertificate,
     TlsKey,
 )
-from outrider.runtime.cli.refusals import EXIT_UNAVAILABLE, refusals
+from outrider.runtime.cli.refusals import EXIT_UNAVAILABLE, end_on_sigterm, refusals
 from outrider.runtime.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 UNIX = "unix:"
 PATIENCE_S = 10.0
 LOCAL = ("localhost", "127.0.0.1", "::1")
+_URL_RULE = "must be http://HOST:PORT, https://HOST:PORT or unix:PATH"
+_KEY = re.compile(r"[!-~]+")
 # No user and password: they would be in the list of processes.
 _ENDPOINT = re.compile(r"[^@:\[\]\s]+(:\d{1,5})?|\[[0-9a-fA-F:.]+\](:\d{1,5})?")
 
@@ -56,6 +58,8 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
+    # So that the terminal is left as it was.
+    end_on_sigterm()
     with refusals():
         source = Source(
             url=metrics_url,
@@ -96,11 +100,12 @@ class Source:
     def __post_init__(self) -> None:
         if self.url.startswith(UNIX):
             return
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError:
+            raise ConfigError("metrics_url", _URL_RULE) from None
         if parts.scheme not in ("http", "https") or not _ENDPOINT.fullmatch(parts.netloc):
-            raise ConfigError(
-                "metrics_url", "must be http://HOST:PORT, https://HOST:PORT or unix:PATH"
-            )
+            raise ConfigError("metrics_url", _URL_RULE)
         is_plain = parts.scheme == "http" and parts.hostname not in LOCAL
         if self.key and is_plain and not self.allow_insecure:
             raise ConfigError(
@@ -171,4 +176,12 @@ def _scrape(source: Source) -> Scrape:
 
 
 def _key(file: Path) -> str:
-    return file.read_text(encoding="ascii", errors="replace").strip()
+    """Return the key of a file; what is refused is not told, as it may be a key with something behind it.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    key = file.read_text(encoding="ascii", errors="replace").strip()
+    if not _KEY.fullmatch(key):
+        raise ConfigError("api_key", "must be printable ASCII letters without spaces")
+    return key

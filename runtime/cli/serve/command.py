@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.cli.refusals import end_on_sigterm, refusals
 from outrider.runtime.cli.serve import addresses as places
 from outrider.runtime.cli.serve import dialects, doors, engines, limits, settings, watch
 from outrider.runtime.cli.serve import drafting as drafts
@@ -193,10 +193,12 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 @with_settings
 def serve(**given: Any) -> None:
     """Serve a bundle over gRPC until SIGTERM."""
-    from outrider.runtime.cli.progress import compile_stage, stage
-    from outrider.runtime.serving.watch.logs import Logging, logged_stage
-
     with refusals():
+        # The first process of a container has no other way to end, until the event loop has its own.
+        end_on_sigterm()
+        from outrider.runtime.cli.progress import compile_stage, stage
+        from outrider.runtime.serving.watch.logs import Logging, logged_stage
+
         logs = watch.log_options(*(given[one] for one in ("log_format", "log_level", "access_log")))
     with closing(Logging(logs)), watch.bugs_logged(), refusals():
         with compile_stage(stage if logs.is_for_people else logged_stage):

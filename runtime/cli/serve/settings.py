@@ -99,6 +99,10 @@ def _name(text: str) -> str:
 
 def _check_variables(names: Iterable[str]) -> None:
     known = [f"{PREFIX}_{name.upper()}" for name in names]
+    if (name := f"{PREFIX}_CONFIG") in os.environ:
+        raise ConfigError(
+            "environment", f"has the unknown name {name!r}; did you mean {FILE_VARIABLE!r}?"
+        )
     for name in sorted(os.environ):
         if name.startswith(f"{PREFIX}_") and name not in known:
             raise ConfigError.unknown("environment", name, known)

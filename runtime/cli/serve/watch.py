@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from outrider.runtime.cli.refusals import EXIT_FAILED
+from outrider.runtime.cli.refusals import EXIT_BUG
 
 if TYPE_CHECKING:
     from outrider.runtime.serving.watch.logs import LogOptions
@@ -63,4 +63,4 @@ def bugs_logged() -> Iterator[None]:
         raise
     except Exception as error:
         logging.getLogger("outrider").critical("uncaught", exc_info=True)
-        raise typer.Exit(EXIT_FAILED) from error
+        raise typer.Exit(EXIT_BUG) from error

@@ -102,7 +102,8 @@ class Doors:
                 return int(server.add_insecure_port(address))
             return int(server.add_secure_port(address, server_credentials(self.certificate)))
         except RuntimeError as error:
-            raise ConfigError("address", "must be free to bind") from error
+            rule = f"must be an address of this machine with a free port; {address} is not"
+            raise ConfigError("host", rule) from error
 
     async def watch(self) -> None:
         """Read files again that change, and say every hour that callers are without TLS, until cancelled."""

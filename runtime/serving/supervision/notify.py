@@ -5,6 +5,7 @@ A unit of ``Type=notify`` names a socket in the environment; without one nobody 
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -28,4 +29,10 @@ def notify(*words: str, status: str = "") -> None:
                 "\n".join(lines).encode(), path.replace("@", "\0", 1) if path[0] == "@" else path
             )
     except OSError as error:
-        log.warning("systemd was not told %s: %s", lines[0], error)
+        _warn(path, error.strerror or type(error).__name__)
+
+
+@functools.cache
+def _warn(path: str, reason: str) -> None:
+    """Say once of each reason that systemd cannot be told: it would be said twice a second."""
+    log.warning("systemd at %s is not told how the server is: %s", path, reason)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import faulthandler
 import logging
 import sys
+import threading
+import traceback
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
@@ -100,12 +101,12 @@ class Supervisor:
         if self._has_failed.is_set():
             return
         log.critical("%s; ending all requests and the process", complaint)
-        faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         self._frontend.fail()
         await self._health.end()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._frontend.wait_idle()
+        log_threads()
         self._has_failed.set()
 
     async def stop(self) -> None:
@@ -144,6 +145,15 @@ class Supervisor:
 
     def _watched(self, watch: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return watched(watch, self._has_failed)
+
+
+def log_threads() -> None:
+    """Log where each thread is, innermost call first; nobody waits for whoever reads the log."""
+    names = {one.ident: one.name for one in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        log.critical("thread %s:", names.get(ident, ident))
+        for call, line in traceback.walk_stack(frame):
+            log.critical("  %s:%d in %s", call.f_code.co_filename, line, call.f_code.co_name)
 
 
 def watched(watch: Coroutine[Any, Any, None], has_failed: asyncio.Event) -> asyncio.Task[None]:

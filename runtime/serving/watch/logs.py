@@ -1,12 +1,13 @@
 """The server's log: lines for people or for machines, written beside the event loop, with the request they belong to.
 
-Every line goes through a bounded queue to a thread of its own, so that nobody waits for a disk. Where the queue is
-full, lines are lost, and the next one that is not says how many. What strangers choose is bounded where a line is made
-(``bounded``), and no character of it ends a line. Prompts and answers are in no line.
+Every line goes through a bounded queue to a thread of its own, so that nobody waits for a disk or for who reads a pipe.
+Where the queue is full, lines are lost, and the next one that is not says how many. What strangers choose is bounded
+where a line is made (``bounded``), and no character of it ends a line. Prompts and answers are in no line.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
@@ -29,6 +30,8 @@ FORMATS = ("console", "json")
 LEVELS = ("debug", "info", "warning", "error", "critical")
 MOST_QUEUED = 10_000
 """Lines that wait for a slow disk."""
+CLOSE_S = 2.0
+"""Seconds for what is queued to be written at the end."""
 MOST_CHARACTERS = 128
 """Of a value that a stranger chooses."""
 OURS = "outrider"
@@ -136,11 +139,11 @@ class Logging:
 
     Args:
         options: how to log.
-        stream: to write to.
+        stream: to write to; default: standard error.
     """
 
     def __init__(self, options: LogOptions, stream: TextIO | None = None) -> None:
-        written = logging.StreamHandler(stream or sys.stderr)
+        written = _Written(stream or _unlocked(sys.stderr))
         written.setFormatter(JsonFormatter() if options.format == "json" else ConsoleFormatter())
         self._handler = _Queued(written)
         self._root, self._ours = logging.getLogger(), logging.getLogger(OURS)
@@ -173,6 +176,47 @@ def logged_stage(text: str) -> Iterator[None]:
     log.info("%s: %.1f s", text, time.perf_counter() - began_s)
 
 
+class _Written(logging.Handler):
+    """Writes lines for one thread alone: a lock would be kept for ever where nobody takes them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def createLock(self) -> None:  # noqa: N802  (the library's name)
+        """Make none."""
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record's line."""
+        try:
+            self._stream.write(f"{self.format(record)}\n")
+            self._stream.flush()
+        except Exception:
+            self.handleError(record)
+
+
+def _unlocked(stream: TextIO) -> TextIO:
+    """Return a stream to the same file without Python's buffer, whose lock the interpreter's end would wait for."""
+    try:
+        number = stream.fileno()
+    except OSError:
+        return stream
+    raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115  (as long as the process)
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+
+
+class _Listener(QueueListener):
+    """Hands queued records to a handler in a thread that does not keep the process."""
+
+    def end(self, timeout_s: float) -> None:
+        """Let the thread end once all is written, and wait for that no longer than this."""
+        self.enqueue_sentinel()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+            self._thread = None
+
+
 class _Queued(QueueHandler):
     """Leaves records for a thread that writes them."""
 
@@ -181,7 +225,7 @@ class _Queued(QueueHandler):
         super().__init__(self._lines)
         self._num_lost = 0
         self._is_open = True
-        self._listener = QueueListener(self._lines, written)
+        self._listener = _Listener(self._lines, written)
         self._listener.start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
@@ -211,13 +255,14 @@ class _Queued(QueueHandler):
             self._num_lost += 1
 
     def close(self) -> None:
-        """Write what is queued; where the disk hangs, what was queued first is given up."""
+        """Write what is queued, for ``CLOSE_S`` at most; where the queue is full, its first lines are given up."""
         if self._is_open:
             self._is_open = False
             while self._lines.full():
                 with suppress(Empty):
                     self._lines.get_nowait()
-            self._listener.stop()
+            with suppress(Full):
+                self._listener.end(CLOSE_S)
         super().close()
 
 

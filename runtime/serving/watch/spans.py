@@ -7,6 +7,8 @@ meanwhile is put down at its end, from durations that were taken anyway. No prom
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Mapping
 
@@ -28,20 +30,32 @@ from outrider.runtime.serving.watch.process import server_version
 from outrider.runtime.serving.watch.tracing import Ended
 
 PROVIDER = "outrider"
-FLUSH_MS = 5_000
+FLUSH_S = 5.0
 SERVER_FAULTS = frozenset(("UNKNOWN", "DEADLINE_EXCEEDED", "INTERNAL", "UNAVAILABLE"))
 """Statuses that OpenTelemetry's conventions for RPC servers call errors; others are the caller's."""
+_QUOTING = "opentelemetry.util.re"
+"""Logger of the SDK that quotes what it cannot read of a variable with credentials."""
 _PARENT = TraceContextTextMapPropagator()
 
 
 def collected(endpoint: str | None, model_name: str) -> RequestSpans:
     """Return spans that go to a collector of OTLP over gRPC, in batches, from a thread of their own."""
+    logging.getLogger(_QUOTING).addFilter(_without_header)
     own = Resource({SERVICE_NAME: PROVIDER, SERVICE_VERSION: server_version()})
     # Environment variables have the last word.
     resource = Resource.create(own.merge(OTELResourceDetector().detect()).attributes)
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
     return RequestSpans(provider, model_name)
+
+
+def _without_header(record: logging.LogRecord) -> bool:
+    """Say which variable is wrong, and nothing of its value."""
+    record.msg, record.args = (
+        "a header of OTEL_EXPORTER_OTLP_HEADERS is not sent: no NAME=VALUE",
+        (),
+    )
+    return True
 
 
 class RequestSpans:
@@ -64,9 +78,11 @@ class RequestSpans:
         return RequestSpan(span, began_ns, self._model_name)
 
     def close(self) -> None:
-        """Send what is not sent yet."""
-        self._provider.force_flush(FLUSH_MS)
-        self._provider.shutdown()
+        """Send what is not sent yet, for ``FLUSH_S`` at most: a collector that answers nobody keeps no process."""
+        # The library's own limits do not bound an export that has begun.
+        ending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        ending.start()
+        ending.join(FLUSH_S)
 
 
 class RequestSpan:

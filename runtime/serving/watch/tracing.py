@@ -96,13 +96,19 @@ def open_spans(endpoint: str | None, model_name: str) -> Spans | None:
         model_name: that spans name.
 
     Raises:
-        ConfigError: the endpoint is no URL, or OpenTelemetry is not installed.
+        ConfigError: the endpoint is no URL or has a password, a variable of the SDK cannot be used, or OpenTelemetry is
+            not installed.
     """
     if endpoint is not None and not endpoint.startswith(("http://", "https://")):
         raise ConfigError("otlp_endpoint", "must be http://HOST:PORT, or https://HOST:PORT for TLS")
     is_disabled = os.environ.get(DISABLED, "").lower() == "true"
-    if is_disabled or (endpoint is None and not any(os.environ.get(one) for one in ENDPOINTS)):
+    urls = [os.environ.get(one, "") for one in ENDPOINTS] if endpoint is None else [endpoint]
+    if is_disabled or not any(urls):
         return None
+    if any("@" in one for one in urls):
+        # The SDK logs the address of a collector that does not answer.
+        rule = "must have no user and password: OTEL_EXPORTER_OTLP_HEADERS holds credentials"
+        raise ConfigError("otlp_endpoint", rule)
     parts = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.grpc")
     if not all(_is_installed(one) for one in parts):
         if endpoint is not None:
@@ -112,7 +118,12 @@ def open_spans(endpoint: str | None, model_name: str) -> Spans | None:
         return None
     from outrider.runtime.serving.watch.spans import collected
 
-    return collected(endpoint, model_name)
+    try:
+        return collected(endpoint, model_name)
+    except Exception as error:
+        # What the SDK says of its variables may quote them.
+        rule = f"cannot be used, or an OTEL_ variable cannot ({type(error).__name__})"
+        raise ConfigError("otlp_endpoint", rule) from None
 
 
 def _is_installed(module: str) -> bool:

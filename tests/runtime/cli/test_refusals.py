@@ -102,6 +102,22 @@ def test_a_metrics_port_that_is_taken():
     assert said == "outrider: metrics_address: must be free to bind"
 
 
+def test_a_port_that_is_taken_and_a_host_that_is_another_s():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused("serve", "no-bundle", "--port", str(port))
+    rule = "must be an address of this machine with a free port"
+    assert said == f"outrider: host: {rule}; 127.0.0.1:{port} is not"
+    said = refused("serve", "no-bundle", "--host", "203.0.113.1", "--port", "9", "--insecure")
+    assert said == f"outrider: host: {rule}; 203.0.113.1:9 is not"
+
+
+def test_a_name_of_the_model_that_no_message_can_have(tmp_path: Path):
+    said = "outrider: model_name: must be UTF-8"
+    assert refused("serve", "no-bundle", "--model-name", "a\udcff") == said
+    assert refused("serve", tmp_path / "a\udcff", "--port", "0") == said
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

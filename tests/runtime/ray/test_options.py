@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider.runtime.core.config import PREFIX_CACHE_BYTES
+from outrider.runtime.core.drafting import HistoryScope
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.ray.options import parse_args
 
@@ -22,6 +24,14 @@ def test_arguments_reach_the_application_and_its_servers() -> None:
     assert not options.trusts_tenants
 
 
+def test_prefixes_are_kept_as_serve_keeps_them_unless_it_is_said() -> None:
+    _, served = parse_args({"bundle": "b", "prefix_cache_scope": "server"})
+    assert served.config.prefix_cache_bytes == PREFIX_CACHE_BYTES
+    assert served.config.prefix_cache_scope is HistoryScope.SERVER
+    _, served = parse_args({"bundle": "b", "prefix_cache_bytes": 0})
+    assert served.config.prefix_cache_bytes == 0
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -36,6 +46,9 @@ def test_arguments_reach_the_application_and_its_servers() -> None:
         ({"bundle": "b", "num_cpus": "2"}, "num_cpus: must be a number"),
         ({"bundle": "b", "num_gpus": -1.0}, "num_gpus: must be at least 0"),
         ({"bundle": "b", "min_replicas": 2}, "min_replicas: must be at least 1, and at most"),
+        ({"bundle": "b", "prefix_cache_scope": "all"}, "prefix_cache_scope: must be one of "),
+        ({"bundle": "b", "prefix_cache_scope": 5}, "prefix_cache_scope: must be one of "),
+        ({"bundle": "b", "prefix_cache_scope": "request"}, "prefix_cache_scope: must be tenant or"),
         ({"bundle": "b", "max_running": 0}, "max_running: must be "),
     ],
 )

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 import grpc
+import pytest
+from outrider import Unauthenticated
 from outrider.runtime.cli.main import app
+from outrider.runtime.cli.operate import health as command
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.intake import Intake
@@ -100,6 +103,35 @@ async def test_credentials_are_those_of_other_commands(start: Start, tmp_path: P
         assert (code, line.partition(":")[2].split(":")[0]) == (1, " UNAUTHENTICATED")
         code, line = await health(*tls, "--api-key-file", str(tmp_path / "nowhere"))
         assert code == 2
+
+
+async def test_who_may_ask_for_health_alone_is_told_that_it_is_not_serving(tmp_path: Path):
+    doors, _ = key_doors(tmp_path)
+    intake = Intake(Ledger(Metrics(), lambda: 0.0))
+    server = Server(intake, ServerConfig(), RequestLimits(), doors=doors)
+    address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"
+    assert await health("--address", address) == (1, "outrider: not serving")
+    await server.abandon()
+
+
+@pytest.mark.parametrize(("at_s", "patience_s"), [(90.0, 5.0), (98.0, 2.0), (101.0, 0.5)])
+def test_a_call_takes_no_longer_than_what_is_left_of_a_wait(
+    monkeypatch: pytest.MonkeyPatch, at_s: float, patience_s: float
+):
+    asked: list[float] = []
+
+    class Deaf:
+        def is_serving(self, timeout_s: float) -> bool:
+            asked.append(timeout_s)
+            return False
+
+        def info(self, timeout_s: float) -> None:
+            asked.append(timeout_s)
+            raise Unauthenticated(grpc.StatusCode.UNAUTHENTICATED, "")
+
+    monkeypatch.setattr(command.time, "monotonic", lambda: at_s)
+    assert command._look(Deaf(), command.Service.READY, 100.0) == "not serving"
+    assert asked == [patience_s] * 2
 
 
 def test_it_loads_no_engine_and_no_server():

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import pty
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.operate.frame import Window, frame, parse_scrape
+from outrider.runtime.cli.refusals import EXIT_TERMINATED
 from outrider.runtime.serving.doors.scrape import MetricsListener
 from outrider.runtime.serving.watch.exposition import Exposition
 from outrider.runtime.serving.watch.metrics import Metrics
@@ -21,6 +26,9 @@ from typer.testing import CliRunner
 
 from tests.runtime.serving.doors.papers import key_doors, write
 from tests.runtime.watched import Watched
+
+ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
+"""What a terminal is told to show another screen, and the first one again."""
 
 
 def text_of(counter: float, fast: int, slow: int) -> str:
@@ -102,6 +110,37 @@ def test_one_frame_of_a_real_server(watched: Watched):
     assert "serving" in out.splitlines()[0] and "of 4" in out
 
 
+def test_sigterm_leaves_the_terminal_as_it_was(watched: Watched):
+    ours, theirs = pty.openpty()
+    command = (
+        "top",
+        "--interval-s",
+        "0.1",
+        "--metrics-url",
+        f"http://127.0.0.1:{watched.metrics_port}",
+    )
+    environment = {**os.environ, "TERM": "xterm"}
+    shown = subprocess.Popen(
+        [sys.executable, "-m", "outrider.runtime.cli", *command],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    written = b""
+    try:
+        while written.count(b"outrider top") < 2:
+            written += os.read(ours, 65536)
+        shown.terminate()
+        with suppress(OSError):  # nobody has the terminal any more
+            while True:
+                written += os.read(ours, 65536)
+        assert shown.wait() == EXIT_TERMINATED
+    finally:
+        shown.kill()
+        shown.wait()
+        os.close(ours)
+    assert written.count(ENTERED) == written.count(LEFT) == 1 and b"Traceback" not in written
+
+
 def test_a_socket_and_a_key(tmp_path: Path):
     doors, keys = key_doors(tmp_path)
     url = f"unix:{tmp_path / 'metrics.sock'}"
@@ -124,6 +163,8 @@ def test_a_socket_and_a_key(tmp_path: Path):
     [
         ("localhost:9000", "must be http://HOST:PORT"),
         ("http://user:secret@localhost:1", "must be http://HOST:PORT"),
+        ("http://[::1", "must be http://HOST:PORT"),
+        ("http://[secret]:1", "must be http://HOST:PORT"),
         ("http://localhost:x", "must be http://HOST:PORT"),
         ("http://example.org:1", "must be https for a key"),
     ],
@@ -132,6 +173,16 @@ def test_what_cannot_be_asked_is_refused_in_one_line(tmp_path: Path, url: str, r
     code, _, err = run("--metrics-url", url, "--api-key-file", str(write(tmp_path / "key", "k")))
     assert code == 2 and err.startswith(f"outrider: metrics_url: {rule}") and err.count("\n") == 1
     assert "secret" not in err
+
+
+@pytest.mark.parametrize("key", ["secret\nsecond", "secret second", "secr\xe4t", ""])
+def test_a_file_that_is_no_key_is_refused_and_not_told(tmp_path: Path, key: str):
+    file = write(tmp_path / "key", key)
+    code, _, err = run("--metrics-url", "unix:/nowhere", "--api-key-file", str(file))
+    assert (code, err) == (
+        2,
+        "outrider: api_key: must be printable ASCII letters without spaces\n",
+    )
 
 
 @contextmanager

@@ -147,6 +147,8 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
 
 
 def test_an_unknown_variable_is_refused_by_name():
+    line = refused(OUTRIDER_SERVE_CONFIG="serve.toml")
+    assert "'OUTRIDER_SERVE_CONFIG'; did you mean 'OUTRIDER_CONFIG'?" in line
     line = refused(OUTRIDER_SERVE_MAX_RUNING="3")
     assert "'OUTRIDER_SERVE_MAX_RUNING'; did you mean 'OUTRIDER_SERVE_MAX_RUNNING'?" in line
     assert "OUTRIDER_SERVE_SHOW" in refused(OUTRIDER_SERVE_SHOW="1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import socket
 import ssl
 import stat
@@ -17,6 +18,10 @@ from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.doors import scrape
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.scrape import MetricsListener
+from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.process import open_doors
+from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.watch.options import WatchOptions
 from prometheus_client import CollectorRegistry, Counter
 
 from tests.runtime.serving.doors.papers import Authority, bearer, key_doors, write
@@ -86,6 +91,15 @@ def test_a_scraper_needs_a_key_with_the_scope(tmp_path: Path):
         assert code == 403 and "things" not in body
         assert get(at(listener), bearer(keys["scraper"]))[0] == 200
     assert refused == ["UNAUTHENTICATED"] * 3 + ["PERMISSION_DENIED"]
+
+
+def test_a_port_that_the_system_chose_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "outrider")
+    options = ServeOptions(watch=WatchOptions(metrics_address="127.0.0.1:0"))
+    _, _, listener = open_doors(tmp_path, options, Metrics())
+    assert listener is not None
+    listener.close()
+    assert f"metrics on port {listener.port}" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD", "OPTIONS", "PUT", "TRACE", "NONSENSE"])

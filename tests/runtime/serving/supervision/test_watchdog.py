@@ -178,7 +178,7 @@ async def looked(server: object, clock: Clock, seconds: float) -> None:
         await supervisor_of(server).look()  # type: ignore[arg-type]
 
 
-async def test_a_hung_step_ends_everybody_and_the_health(start, capfd, caplog):
+async def test_a_hung_step_ends_everybody_and_the_health(start, caplog):
     caplog.set_level(logging.CRITICAL)
     stuck, clock = Stuck(), Clock()
     async with start(target=stuck, clock=clock, max_batch=1) as run:
@@ -199,7 +199,22 @@ async def test_a_hung_step_ends_everybody_and_the_health(start, capfd, caplog):
                 down = health_pb2.HealthCheckResponse.NOT_SERVING
                 assert await health_of(run.address, name) == down
         assert "has not ended" in caplog.text
-        assert "engines/reference/scripted.py" in capfd.readouterr().err
+        assert "engines/reference/scripted.py" in caplog.text
+
+
+async def test_everybody_is_answered_before_the_threads_are_told(
+    start_endless, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_then: list[int] = []
+    async with start_endless() as run:
+        frontend = run.server.intake.frontend
+        monkeypatch.setattr(serving, "log_threads", lambda: open_then.append(frontend.num_streams))
+        supervisor = supervisor_of(run.server)
+        stream = run.endless()
+        await anext(stream)
+        monkeypatch.setattr(supervisor.watchdog, "complaint", lambda: "the worker is lost")
+        await asyncio.gather(supervisor.look(), reason_of(stream))
+    assert open_then == [0]
 
 
 async def test_a_drain_during_which_the_worker_hangs_says_that_streams_were_cut(start):

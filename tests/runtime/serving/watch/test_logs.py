@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -151,6 +152,28 @@ def test_an_exit_writes_what_is_queued():
     told = [json.loads(line) for line in done.stderr.splitlines()]
     assert [one["message"] for one in told] == [*map(str, range(200)), "uncaught"]
     assert done.returncode == 1
+
+
+@pytest.mark.parametrize("end", ["made.close()", "logging.shutdown()", ""])
+def test_a_pipe_that_nobody_reads_keeps_no_process(end: str):
+    code = (
+        "import logging; from outrider.runtime.serving.watch import logs\n"
+        "logs.CLOSE_S = 0.1\n"
+        "made = logs.Logging(logs.LogOptions())\n"
+        "for one in range(3000): logging.getLogger('outrider.x').info('x' * 200)\n"
+        f"{end}\n"
+    )
+    reader, writer = os.pipe()
+    try:
+        child = subprocess.Popen([sys.executable, "-c", code], stderr=writer)
+        try:
+            assert child.wait(60) == 0
+        finally:
+            child.kill()
+            child.wait()
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 async def test_every_request_has_a_line_and_no_line_has_a_text(start):

@@ -5,16 +5,23 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 from outrider import CallError
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.watch import spans as watched
 from outrider.runtime.serving.watch import tracing
 from outrider.runtime.serving.watch.spans import RequestSpans
 from outrider.runtime.serving.watch.tracing import open_spans, trace_headers, trace_id_of
@@ -155,6 +162,27 @@ async def test_a_collector_is_sent_spans_over_grpc(start, monkeypatch):
     assert values["service.version"]
 
 
+def test_a_collector_that_answers_nobody_keeps_no_process(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watched, "FLUSH_S", 0.0)
+    ends = threading.Event()
+
+    class Silent(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            assert ends.wait(60)
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(Silent()))
+    spans = RequestSpans(provider, "letters")
+    spans.begin({}).ended(tracing.Ended(outcome="refused", code="OK", reason="x"))
+    closing = threading.Thread(target=spans.close, daemon=True)
+    closing.start()
+    closing.join(20.0)
+    has_closed = not closing.is_alive()
+    ends.set()
+    assert has_closed
+
+
 def test_variables_of_opentelemetry_turn_spans_on_and_off(monkeypatch):
     for name in (*tracing.ENDPOINTS, tracing.DISABLED):
         monkeypatch.delenv(name, raising=False)
@@ -179,6 +207,31 @@ def test_an_endpoint_that_is_none_and_a_library_that_is_missing_are_refused(monk
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4317")
     assert open_spans(None, "m") is None
     assert "no traces" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_COMPRESSION"],
+)
+def test_a_variable_that_the_library_cannot_read_is_refused_and_not_told(monkeypatch, variable):
+    monkeypatch.setenv(variable, "secret")
+    with pytest.raises(ConfigError, match="otlp_endpoint: cannot be used, or an OTEL_") as refused:
+        open_spans("http://localhost:4317", "m")
+    assert "secret" not in str(refused.value)
+
+
+def test_credentials_in_an_address_are_refused_and_malformed_headers_not_told(monkeypatch, caplog):
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as refused:
+        open_spans("http://user:secret@localhost:4317", "m")
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:secret@localhost:4317")
+    with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS"):
+        open_spans(None, "m")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization Bearer secret")
+    spans = open_spans("http://localhost:1", "m")
+    assert spans is not None
+    spans.close()
+    assert "OTEL_EXPORTER_OTLP_HEADERS is not sent" in caplog.text and "secret" not in caplog.text
 
 
 def test_nothing_of_opentelemetry_is_loaded_unless_it_is_asked_for():
