@@ -181,10 +181,10 @@ def open_checkpoint(
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
     facts = _facts(path, config)
-    if max_context is not None:
-        _refuse_limits(path.name, facts, max_context)
     if task == TEXT_GENERATION:
         refuse_untraceable(path.name, config, facts)
+    if max_context is not None:
+        _refuse_limits(path.name, facts, max_context)
     if facts.source is not None:
         most = _max_source(path.name, facts.source, max_source)
         facts = replace(facts, source=replace(facts.source, max_source=most))
@@ -207,9 +207,15 @@ def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:
 
 
 def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
-    if facts.max_position < max_context:
+    most = facts.max_position
+    if most < max_context and facts.changing_rope:
         raise BundleError(
-            f"{name}: max_context {max_context} is above the model's {facts.max_position} positions"
+            f"{name}: max_context {max_context} is above {most}, where the angles of rope_type {facts.changing_rope} "
+            f"change for all tokens, which a graph cannot follow; export with --max-context {most}"
+        )
+    if most < max_context:
+        raise BundleError(
+            f"{name}: max_context {max_context} is above the model's {most} positions"
         )
 
 

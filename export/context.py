@@ -40,6 +40,8 @@ def default_context(
         ((name, one.max_position) for name, one in facts.items()), key=lambda item: item[1]
     )
     known = f"the {part}'s {own}"
+    if kind := facts[part].changing_rope:
+        known += f", beyond which the angles of rope_type {kind} change"
     if own >= UNLIMITED_POSITIONS:
         own, known = LEAST_CONTEXT, f"{LEAST_CONTEXT}, since the {part} names no limit"
     slot_bytes = max_batch * sum(map(token_bytes, facts.values()))

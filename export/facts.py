@@ -7,6 +7,7 @@ shared cache, another vocabulary or another depth of the decoder, and every arch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from optimum.utils import (
@@ -50,13 +51,15 @@ class ModelFacts:
         num_kv_heads: H of the cache.
         head_size: D of the cache.
         vocab_size: V of the logits.
-        max_position: positions that the model knows, in tokens.
+        max_position: positions that the model knows, in tokens; of a ``changing_rope`` only the original length.
         window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
             that was opened for texts that fit into the window.
         has_experts: whether layers route tokens to experts.
         pad_token_id: what texts of a batch are padded with in training; None where unknown.
         decoder_start_token_id: the first token of every answer to a source; None where unknown.
         source: of its encoder; None for a decoder-only model.
+        changing_rope: type of the rotary embedding, where the angles of all tokens change once a text is longer than
+            ``max_position``; else empty.
     """
 
     num_layers: int
@@ -71,6 +74,7 @@ class ModelFacts:
     decoder_start_token_id: int | None = None
     source: SourceFacts | None = None
     has_experts: bool = False
+    changing_rope: str = ""
 
 
 def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
@@ -81,13 +85,14 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
     vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
     eos = getattr(source, "eos_token_id", None)
+    max_position, changing_rope = _max_position(config)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
     return ModelFacts(
         num_layers=_num_layers(config, sizes),
         num_kv_heads=_num_kv_heads(config, num_heads) if latent_size is None else num_heads,
         head_size=latent_size or _head_size(config, sizes),
         vocab_size=vocab_size,
-        max_position=_max_position(config),
+        max_position=max_position,
         window=_window(config),
         # Default ids of an architecture may lie outside a smaller vocabulary.
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
@@ -96,6 +101,7 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
         decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
         source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
         has_experts=has_experts(config),
+        changing_rope=changing_rope,
     )
 
 
@@ -136,7 +142,7 @@ def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
         num_layers=int(sizes.encoder_num_layers),
         num_heads=num_heads,
         head_size=_head_size(config, decoder),
-        max_source=_max_position(config),
+        max_source=_max_position(config)[0],
         vocab_size=int(config.vocab_size),
         hidden_size=int(sizes.hidden_size),
     )
@@ -167,8 +173,23 @@ def _latent_head_size(config: PretrainedConfig) -> int | None:
     return max(key_size, int(config.v_head_dim))
 
 
-def _max_position(config: PretrainedConfig) -> int:
-    return int(getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS)
+def _max_position(config: PretrainedConfig) -> tuple[int, str]:
+    """Return the positions that a model knows, and the type of a rotary embedding that ends them; else empty.
+
+    Transformers gives all tokens other angles once a text is longer than the original length, those of cached keys
+    too. A graph has one set of angles, that of texts up to this length.
+    """
+    own = int(getattr(config, "max_position_embeddings", None) or UNLIMITED_POSITIONS)
+    given = getattr(config, "rope_parameters", None) or {}
+    limits = []
+    # One for all layers, or one for each type of layer.
+    for rope in (given, *given.values()):
+        kind = (rope.get("rope_type") or "") if isinstance(rope, dict) else ""
+        if kind == "longrope":
+            limits.append((int(rope["original_max_position_embeddings"]), kind))
+        elif "dynamic" in kind and not rope.get("alpha"):  # HunYuan's, which fixes the angles
+            limits.append((own, kind))
+    return min([*limits, (own, "")], key=itemgetter(0))
 
 
 def _window(config: PretrainedConfig) -> int | None:

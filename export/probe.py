@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from outrider.engines.base import BundleError
 from outrider.export.facts import ModelFacts
+from outrider.export.graph.tracing.angles import original_angles
 from outrider.export.graph.tracing.experts import separate_experts
 from outrider.export.graph.tracing.kv_export import (
     CanonicalDecoder,
@@ -98,6 +99,7 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
     with (
         separate_experts(model),
         angles_without_complex(model),
+        original_angles(model),
         taken_over(model, windows) as head,
         torch.no_grad(),
         torch.device("meta"),

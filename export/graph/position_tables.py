@@ -126,8 +126,8 @@ def _table(
 
     table: FloatArray = evaluate(np.arange(num_positions)[None])[0]
     few = np.random.default_rng(0).integers(0, num_positions, (3, 4))
-    # Also at the first position alone, to find values that depend on the largest of a call.
-    for where in (few, np.zeros((1, 4), np.int64)):
+    # Also at the first positions alone, to find values that depend on the largest of a call.
+    for where in (few, np.arange(num_positions)[None, :4]):
         if not np.allclose(evaluate(where), table[where], rtol=0.0, atol=_TOLERANCE):
             return None
     return table

@@ -29,6 +29,7 @@ from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
 from outrider.export.graph.tracing import experts, kv_export, latents, stack_tables, windows
+from outrider.export.graph.tracing.angles import original_angles
 from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.tracing.latents import angles_without_complex
@@ -92,6 +93,7 @@ def export_model(
                 separate_experts(model),
                 stand_ins.inside(model),
                 angles_without_complex(model),
+                original_angles(model),
                 taken_over(model, seen) as head,
             ):
                 decoder = CanonicalDecoder(model, head, seen, max_position=last)

@@ -37,6 +37,7 @@ def graph_of(body: str) -> ir.Model:
         "end": np.array(NUM_POSITIONS - 1),
         "zero": np.array([0]),
         "factor": np.array(1.5, np.float32),
+        "limit": np.array(100.0, np.float32),
         "frequencies": np.array([1.0, 0.3, 0.1, 0.03, 0.01], np.float32),
     }
     for name, array in constants.items():
@@ -116,6 +117,19 @@ def test_angles_that_depend_on_the_longest_row_are_computed() -> None:
     tabulate_positions(model.graph, NUM_POSITIONS)
     assert "Cos" in {node.op_type for node in model.graph}
     assert not any(map(is_position_table, model.graph.initializers))
+
+
+def test_angles_that_change_with_the_longest_row_are_computed() -> None:
+    chosen = (
+        "most = ReduceMax <keepdims = 0> (number) is_long = Greater(most, limit)"
+        "slower = Div(frequencies, factor) chosen = Where(is_long, slower, frequencies)"
+    )
+    angles = ANGLES.replace(
+        "angles = Mul(number, frequencies)", f"{chosen} angles = Mul(number, chosen)"
+    )
+    model = graph_of(angles + COSINE)
+    tabulate_positions(model.graph, NUM_POSITIONS)
+    assert "Cos" in {node.op_type for node in model.graph}
 
 
 def test_cosines_of_the_text_are_computed() -> None:
