@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray, IntArray
-from outrider.engines.bundle.manifest import NO_DEVICE, W8A8, ModelEntry
+from outrider.engines.bundle.manifest import ACCEPTED_PARITY, NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.export.certificate.certify import certify, prepare
-from outrider.export.certificate.half_loss import half_logits, half_tolerance
+from outrider.export.certificate.half_loss import half_bound, half_logits
 from outrider.export.certificate.parity import (
+    Bound,
     check_parity,
     check_rounding,
-    float32_tolerance,
+    float32_bound,
 )
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
@@ -65,6 +66,7 @@ class Part:
         weights: one of ``WEIGHT_KINDS`` or, as the checkpoint has packed them, of ``PACKED_KINDS``.
         precision: what accelerators compute in; empty where there are no graphs for them.
         calibration: rows [B, T] int64 of text that integers are rounded by; None for text that the model writes.
+        accepted: how far its float32 graph may be from the checkpoint; None for what rounding explains.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Part:
     weights: str
     precision: str
     calibration: IntArray | None = None
+    accepted: float | None = None
 
 
 def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
@@ -128,8 +131,7 @@ class _Export:
         self._tell(f"loading {part.checkpoint.config.model_type}")
         halved = self._half_logits()
         model = part.checkpoint.load()
-        self._write_graphs(model)
-        self._tell("comparing with the checkpoint")
+        self._tell("computing what it answers, to compare with")
         reference = prepare(
             model,
             facts,
@@ -137,13 +139,14 @@ class _Export:
             max_tree_nodes=sizes.max_tree_nodes,
             report=self._progress.steps(f"{part.name}: cases answered by PyTorch"),
         )
-        del model  # and its pages, which would stand beside those of the graphs
-        halves_tolerance = None
+        own = float32_bound(reference, facts, max_gamma=sizes.max_gamma)
+        exact = own.accepting(part.accepted)
+        halves = None
         if halved is not None:
-            halves_tolerance = half_tolerance(
-                reference, halved, part.checkpoint, max_gamma=sizes.max_gamma
-            )
-        exact = float32_tolerance(reference, facts, max_gamma=sizes.max_gamma)
+            halves = half_bound(reference, halved, part.checkpoint, max_gamma=sizes.max_gamma)
+        self._write_graphs(model)
+        del model  # and its pages, which would stand beside those of the graphs
+        self._tell("comparing with the checkpoint")
         if part.weights == FLOAT32:
             _share(part, self._path)
         no_device = self._why_no_device()
@@ -151,11 +154,13 @@ class _Export:
             self._precision = ""
         certificate = self._certified(reference, exact, device="" if no_device else FLOAT32)
         if part.weights != FLOAT32:
-            certificate[part.weights] = self._stored(reference, halves_tolerance)
+            certificate[part.weights] = self._stored(reference, halves)
         if part.weights in PACKED_KINDS:
             certificate["kept_blocks"] = self._kept(reference, exact)
         if no_device:
             certificate[NO_DEVICE] = no_device
+        if exact is not own:
+            certificate[ACCEPTED_PARITY] = exact.value
         return self._entry(), certificate
 
     def _why_no_device(self) -> str:
@@ -194,7 +199,7 @@ class _Export:
         )
 
     def _certified(
-        self, reference: Reference, tolerance: float | None, *, device: str
+        self, reference: Reference, bound: Bound | None, *, device: str
     ) -> dict[str, object]:
         """Derive all graphs from the canonical one and return their certificate."""
         path, sizes = self._path, self._sizes
@@ -212,45 +217,43 @@ class _Export:
             self._facts,
             max_gamma=sizes.max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
-            tolerance=tolerance,
+            bound=bound,
             report=self._progress.steps(f"{self._part.name}: cases compared"),
         )
 
-    def _stored(self, reference: Reference, halves_tolerance: float | None) -> dict[str, object]:
+    def _stored(self, reference: Reference, halves: Bound | None) -> dict[str, object]:
         """Store the weights as asked and return the certificate of what computes from them."""
         part = self._part
         self._tell(f"storing the weights as {part.weights}")
         _store(part, self._path, self._progress)
         _share(part, self._path)
         try:
-            return self._certified_as_stored(reference, halves_tolerance)
+            return self._certified_as_stored(reference, halves)
         except BundleError as error:
             if self._precision not in HALF_TYPES:
                 raise
             # Activations beyond 16 bits, for example.
             self._precision = FLOAT32
-            found = self._certified_as_stored(reference, halves_tolerance)
+            found = self._certified_as_stored(reference, halves)
             self._tell(f"accelerators compute in float32: {error}")
             return found
 
-    def _kept(self, reference: Reference, exact: float) -> dict[str, object]:
+    def _kept(self, reference: Reference, exact: Bound) -> dict[str, object]:
         """Return how far blocks that were kept are from the checkpoint where they multiply in float32: no farther."""
         found = check_parity(
             reference,
             self._path,
             self._facts,
             max_gamma=self._sizes.max_gamma,
-            tolerance=exact,
+            bound=exact,
             exact_blocks=True,
         )
         return dict(found)
 
-    def _certified_as_stored(
-        self, reference: Reference, halves_tolerance: float | None
-    ) -> dict[str, object]:
+    def _certified_as_stored(self, reference: Reference, halves: Bound | None) -> dict[str, object]:
         device = self._precision
         if self._part.weights in HALF_TYPES:
-            return self._certified(reference, halves_tolerance, device=device)
+            return self._certified(reference, halves, device=device)
         # The float32 graph was judged before; here the change by coarser weights is recorded.
         found = self._certified(reference, None, device=device)
         if device in HALF_TYPES:
@@ -258,7 +261,7 @@ class _Export:
                 self._path,
                 self._facts,
                 max_gamma=self._sizes.max_gamma,
-                tolerance=halves_tolerance,
+                bound=halves,
             )
         return found
 

@@ -6,6 +6,7 @@ nothing that loads.
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -50,6 +51,7 @@ def export_bundle(
     max_gamma: int = 8,
     max_tree_nodes: int = 64,
     calibration_text: Path | None = None,
+    accept_parity: float | None = None,
     progress: Callable[[str], None],
     report: Callable[[str, int, int], None] | None = None,
 ) -> Bundle:
@@ -70,6 +72,7 @@ def export_bundle(
             integers, for the checkpoint's own.
         draft_weights: of the draft's; None for the same.
         calibration_text: file of text that integer weights are rounded by; None for text that the models write.
+        accept_parity: how far from its checkpoint's logits a float32 graph may be; None for what rounding explains.
         progress: called at the start of each stage, with its name.
         report: called with a long phase's name, how many of its steps are done and of how many.
 
@@ -84,6 +87,8 @@ def export_bundle(
         max_tree_nodes=max_tree_nodes,
     )
     _check_arguments(out, (weights, draft_weights or weights), sizes)
+    if accept_parity is not None and not 0 < accept_parity < math.inf:
+        raise BundleError("accept_parity must be a number above 0")
     told = Progress(progress, report)
     located = _locate({"target": target} | ({} if draft is None else {"draft": draft}), told)
     checkpoints = {
@@ -93,7 +98,10 @@ def export_bundle(
     _check_sources(checkpoints, max_source)
     check_tokens(checkpoints)
     kinds = {"target": weights, "draft": draft_weights or weights}
-    parts = {name: make_part(name, one, kinds[name]) for name, one in checkpoints.items()}
+    parts = {
+        name: replace(make_part(name, one, kinds[name]), accepted=accept_parity)
+        for name, one in checkpoints.items()
+    }
     if calibration_text is not None:
         parts = _calibrated(parts, calibration_text)
     sources = {name: one.source for name, one in located.items() if one.source}

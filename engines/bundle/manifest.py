@@ -28,6 +28,8 @@ TEXT2TEXT_VERSION = 2
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
 W8A8 = "w8a8"
+ACCEPTED_PARITY = "accepted_parity"
+"""In a model's certificate: the difference from its checkpoint that was accepted beyond what rounding explains."""
 NO_DEVICE = "no_device"
 """In a model's certificate: why it has no graphs for accelerators, where its weights do not say."""
 
@@ -101,6 +103,23 @@ class Manifest:
         """Return why a model has no graphs for accelerators; empty where its certificate does not say."""
         found = self.certificate.get(path)
         return str(found.get(NO_DEVICE, "")) if isinstance(found, Mapping) else ""
+
+    def accepted_parity(self, path: str) -> float | None:
+        """Return the difference from its checkpoint that a model's export was told to accept; None without."""
+        found = self.certificate.get(path)
+        accepted = found.get(ACCEPTED_PARITY) if isinstance(found, Mapping) else None
+        return float(accepted) if isinstance(accepted, (int, float)) else None
+
+    def accepted_words(self) -> str:
+        """Return what differences were accepted, in words; empty where none was."""
+        paths = [one.path for one in (self.target, self.draft) if one is not None]
+        told = [(path, self.accepted_parity(path)) for path in paths]
+        return "; ".join(
+            f"{path}: its logits may differ by {accepted:.3g} from its checkpoint's, beyond its own rounding, "
+            "as the export was told to accept (--accept-parity)"
+            for path, accepted in told
+            if accepted is not None
+        )
 
     @property
     def schema_version(self) -> int:

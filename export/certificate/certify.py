@@ -11,10 +11,10 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE
 from outrider.export.certificate.parity import (
-    FLOAT32_TOLERANCE,
+    Bound,
     check_parity,
     check_rounding,
-    float32_tolerance,
+    float32_bound,
     prepare_parity,
 )
 from outrider.export.certificate.parity_cases import parity_cases
@@ -44,11 +44,17 @@ def prepare(
     max_tree_nodes: int,
     report: Steps = untold,
 ) -> Reference:
-    """Return all of a model that ``certify`` with these sizes asks for; it holds the model no longer.
+    """Return all of a model that ``certify`` with these sizes, and ``float32_bound``, ask for; it has let the model go.
 
     ``report`` is told of the cases that PyTorch has answered.
+
+    Raises:
+        BundleError: the model's logits are not numbers.
     """
     reference = Reference(model)
+    float32_bound(
+        reference, facts, max_gamma=max_gamma
+    )  # refuses what is not a number before all else
     prepare_parity(reference, facts, max_gamma=max_gamma, report=report)
     if max_tree_nodes:
         prepare_tree_parity(reference, facts, max_tree_nodes=max_tree_nodes)
@@ -63,16 +69,16 @@ def certify(
     *,
     max_gamma: int,
     max_tree_nodes: int,
-    tolerance: float | None,
+    bound: Bound | None,
     report: Steps = untold,
 ) -> dict[str, object]:
     """Return the certificate of a canonical graph and of all graphs beside it.
 
-    The model is the reference. Without a tolerance differences are recorded and not judged; without tree
+    The model is the reference. Without a bound differences are recorded and not judged; without tree
     graphs ``max_tree_nodes`` is 0. ``report`` is told of the cases that were compared.
 
     Raises:
-        BundleError: a case lies beyond the tolerance, or is not a number.
+        BundleError: a case lies beyond the bound, or is not a number.
     """
     others = map(path.with_name, (GROUPED_FILE, DEVICE_FILE))
     graphs = [path, *(other for other in others if other.exists())]
@@ -86,13 +92,13 @@ def certify(
                 graph,
                 facts,
                 max_gamma=max_gamma,
-                tolerance=tolerance,
+                bound=bound,
                 compared=lambda: report(next(counter), num_cases),
             )
         )
         if max_tree_nodes and graph.name in TREE_FILES:
             found |= check_tree_parity(
-                model, graph, facts, max_tree_nodes=max_tree_nodes, tolerance=tolerance
+                model, graph, facts, max_tree_nodes=max_tree_nodes, bound=bound
             )
         return found
 
@@ -123,16 +129,20 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         )
         _refuse_other_sizes(name, checkpoint.facts, entry)
         reference, max_gamma = Reference(checkpoint.load()), manifest.max_gamma
-        tolerance = None
-        if entry.weights == "float32":
-            tolerance = float32_tolerance(reference, checkpoint.facts, max_gamma=max_gamma)
+        exact = float32_bound(
+            reference,
+            checkpoint.facts,
+            max_gamma=max_gamma,
+            accepted=manifest.accepted_parity(entry.path),
+        )
+        bound = exact if entry.weights == "float32" else None
         certificate[name] = certify(
             reference,
             bundle.model_path(entry),
             checkpoint.facts,
             max_gamma=max_gamma,
             max_tree_nodes=entry.max_tree_nodes,
-            tolerance=tolerance,
+            bound=bound,
         )
         has_blocks = entry.weights in BITS or entry.weights in PACKED_KINDS
         if has_blocks and entry.device_precision in HALF_TYPES:
@@ -140,10 +150,11 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
                 bundle.model_path(entry),
                 checkpoint.facts,
                 max_gamma=max_gamma,
-                tolerance=None,
+                bound=None,
             )
-        if tolerance is None:
-            _refuse_farther(name, certificate[name], manifest.certificate.get(name), entry.weights)
+        if bound is None:
+            recorded = manifest.certificate.get(name)
+            _refuse_farther(name, certificate[name], recorded, entry.weights, exact)
     return certificate
 
 
@@ -184,8 +195,12 @@ def _refuse_other_sizes(name: str, facts: ModelFacts, entry: ModelEntry) -> None
             )
 
 
-def _refuse_farther(name: str, found: Mapping[str, object], recorded: object, weights: str) -> None:
+def _refuse_farther(
+    name: str, found: Mapping[str, object], recorded: object, weights: str, exact: Bound
+) -> None:
     """Refuse cases that lie farther from a checkpoint than when the bundle was made, other kernels aside.
+
+    Those may add as much as a float32 graph may differ by, ``exact``.
 
     ``recorded`` is what the manifest says of the part; its cases of these weights count, where it has such.
     """
@@ -198,7 +213,7 @@ def _refuse_farther(name: str, found: Mapping[str, object], recorded: object, we
         )
     for case, values in compared:
         now, before = (_number(one, "max_difference") for one in (values, then[case]))
-        if not now <= _MOST_FARTHER * before + FLOAT32_TOLERANCE:
+        if not now <= _MOST_FARTHER * before + exact.value:
             raise BundleError(
                 f"{name}: case {case} differs by {now:.3g} from this checkpoint, by {before:.3g} from the one that the "
                 "bundle was made from: it is another one, or the graph is broken"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,15 +20,13 @@ from outrider.engines.opening import open_engine
 from outrider.export.certificate.certify import certify_bundle, most_different
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.parity import (
-    FLOAT32_TOLERANCE,
     compare_logits,
-    float32_tolerance,
+    float32_bound,
     judged,
 )
 from outrider.export.certificate.parity_cases import certified_prompts, certified_sources
-from outrider.export.certificate.reference import Reference, reference_logits
+from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.weights.mapped import widened
 
 # An engine's kernels beside those of the graphs that were certified.
 _MOST_FARTHER = 1.5
@@ -39,8 +38,8 @@ def check_bundle(
 ) -> dict[str, dict[str, object]]:
     """Return the certificate by part of a bundle, made again, with a case ``engine`` each.
 
-    An engine of float32 weights may be as far from the checkpoint as the graphs may be; of others half as far again as
-    the graphs are, and 1e-4.
+    An engine of float32 weights may be as far from the checkpoint as the graphs may be; of others that much, and half
+    as far again as the graphs are.
 
     Args:
         root: folder of the bundle.
@@ -82,18 +81,23 @@ def _check_engine(
         sources = Sources(
             tokens=sources.tokens[: len(prompts)], lengths=sources.lengths[: len(prompts)]
         )
-    model = checkpoint.load()
-    tolerance = farthest + FLOAT32_TOLERANCE
-    if entry.weights == "float32":
-        tolerance = float32_tolerance(
-            Reference(model), checkpoint.facts, max_gamma=manifest.max_gamma
+    reference = Reference(checkpoint.load())
+    bound = float32_bound(
+        reference,
+        checkpoint.facts,
+        max_gamma=manifest.max_gamma,
+        accepted=manifest.accepted_parity(entry.path),
+    )
+    if entry.weights != "float32":
+        why = (
+            f"{_MOST_FARTHER} times what its graphs are from the checkpoint, and as a float32 graph"
         )
-    with widened(model):
-        expected = reference_logits(model, prompts, sources)
+        bound = replace(bound, value=farthest + bound.value, why=why)
+    expected = reference.logits(prompts, sources)
     with closing(open_engine(bundle, part, device=device, max_batch=len(prompts))) as engine:
         answered = _logits(engine, prompts, sources, manifest.max_gamma)
     where = bundle.model_path(entry)
-    return judged("engine", [compare_logits(answered, expected)], where, tolerance)
+    return judged("engine", [compare_logits(answered, expected)], where, bound)
 
 
 def _logits(

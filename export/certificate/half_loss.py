@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from outrider.engines.base import BundleError, FloatArray
+from outrider.export.certificate.parity import Bound
 from outrider.export.certificate.parity_cases import certified_prompts, certified_sources
 from outrider.export.certificate.reference import Reference, reference_logits
 from outrider.export.checkpoint import Checkpoint
@@ -34,10 +35,12 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
     return logits
 
 
-def half_tolerance(
+def half_bound(
     reference: Reference, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
-) -> float:
+) -> Bound:
     """Return how far from the model in float32 a graph may be, where PyTorch in 16 bits answers ``halved``."""
     facts = checkpoint.facts
     expected = reference.logits(certified_prompts(facts, max_gamma), certified_sources(facts))
-    return ALLOWED_LOSS * float(np.abs(halved - expected).max())
+    lost = float(np.abs(halved - expected.values).max())
+    why = f"{ALLOWED_LOSS:.0f} times what PyTorch loses in 16 bits, {lost:.2g}"
+    return Bound(value=ALLOWED_LOSS * lost, why=why, rounding=expected.rounding)

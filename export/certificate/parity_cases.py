@@ -14,7 +14,7 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.kv_cache import MIN_SPAN
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner
-from outrider.export.certificate.reference import LogitsOfSequences
+from outrider.export.certificate.reference import Logits, LogitsOfSequences
 from outrider.export.facts import ModelFacts
 
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
@@ -44,11 +44,10 @@ class Extend:
         spans = np.take_along_axis(self.sequences, self._columns(), axis=1)
         return runner.extend(spans, self.start)
 
-    def expected(self, reference: LogitsOfSequences, sources: Sources | None) -> FloatArray:
+    def expected(self, reference: LogitsOfSequences, sources: Sources | None) -> Logits:
         """Return the reference's logits [B, num_tokens, V] where rows attend to ``sources``."""
-        columns = self._columns()
-        whole = reference.logits(self.sequences[:, : int(columns.max()) + 1], sources)
-        return np.take_along_axis(whole, columns[:, :, None], axis=1)
+        rows = np.arange(len(self.sequences))[:, None]
+        return reference.logits(self.sequences, sources)[rows, self._columns()]
 
     def _columns(self) -> IntArray:
         return self.start[:, None] + np.arange(self.num_tokens)

@@ -1,23 +1,28 @@
-"""The logits that graphs are compared with: PyTorch's, in float32, computed once per sequence.
+"""The logits that graphs are compared with: PyTorch's, in float32 and, for what that rounds away, in float64.
 
-All graphs of a model meet the same sequences. Answers are kept, so the model can go before a graph is opened.
+All graphs of a model meet the same sequences. Each is computed once and kept, so the model can go before a graph is
+opened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.reference.torch_engine import tree_logits
 from outrider.engines.trees import path_to
+from outrider.export.certificate.doubles import Doubles
 from outrider.export.certificate.feeds import Sources
 from outrider.export.facts import model_facts
 from outrider.export.weights.mapped import widened
 from transformers import DynamicCache, PreTrainedModel
+
+# Logits below the likeliest; no model draws what is as far.
+_MOST_BELOW = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +38,33 @@ class LongText:
     past: int
 
 
-class LogitsOfSequences(Protocol):
-    """What a graph's logits are compared with."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logits:
+    """What a graph's logits are compared with.
 
-    def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
-        """Return logits [B, n, V] float32 of whole sequences [B, n] int64; rows attend to ``sources``, if any."""
+    Attributes:
+        values: [..., V] float32.
+        rounding: how far PyTorch's float32 is from its float64 over the sequences that these are of, at most; 0 where
+            nobody asked.
+    """
+
+    values: FloatArray
+    rounding: float = 0.0
+
+    def __getitem__(self, where: Any) -> Logits:
+        """Return some of them, by an index of the values."""
+        return replace(self, values=self.values[where])
+
+
+class LogitsOfSequences(Protocol):
+    """Where logits come from that a graph's are compared with."""
+
+    def logits(self, sequences: IntArray, sources: Sources | None = None) -> Logits:
+        """Return logits [B, n, V] of whole sequences [B, n] int64; rows attend to ``sources``, if any."""
         ...
 
-    def behind(self, text: LongText, tokens: IntArray) -> FloatArray:
-        """Return logits [B, n, V] float32 of tokens [B, n] int64, each row behind the same long text."""
+    def behind(self, text: LongText, tokens: IntArray) -> Logits:
+        """Return logits [B, n, V] of tokens [B, n] int64, each row behind the same long text."""
         ...
 
 
@@ -51,17 +74,17 @@ class Reference:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: PreTrainedModel | None = model
         self._window = model_facts(model.config).window
-        self._known: dict[tuple[object, ...], FloatArray] = {}
+        self._known: dict[tuple[object, ...], Logits] = {}
 
-    def logits(self, sequences: IntArray, sources: Sources | None = None) -> FloatArray:
-        """Return logits [B, n, V] float32 of whole sequences [B, n] int64, without a cache."""
+    def logits(self, sequences: IntArray, sources: Sources | None = None) -> Logits:
+        """Return logits [B, n, V] of whole sequences [B, n] int64, without a cache."""
         key = (sequences.shape, sequences.tobytes(), *_key_of(sources))
         return self._once(key, lambda model: reference_logits(model, sequences, sources))
 
     def tree(
         self, tokens: Sequence[int], parents: tuple[int, ...], source: Sources | None = None
-    ) -> FloatArray:
-        """Return logits [n, V] float32 of a text with a tree behind it; see ``tree_logits``.
+    ) -> Logits:
+        """Return logits [n, V] of a text with a tree behind it; see ``tree_logits``.
 
         ``source`` is the text's, one row.
         """
@@ -72,16 +95,16 @@ class Reference:
             return self._once(key, lambda model: tree_logits(model, tokens, parents))
         return self._once(key, lambda model: _logits_by_paths(model, tokens, parents, source))
 
-    def behind(self, text: LongText, tokens: IntArray) -> FloatArray:
-        """Return logits [B, n, V] float32 of tokens [B, n] int64, each row behind the same long text."""
+    def behind(self, text: LongText, tokens: IntArray) -> Logits:
+        """Return logits [B, n, V] of tokens [B, n] int64, each row behind the same long text."""
         key = (text.prompt.tobytes(), text.past, tokens.shape, tokens.tobytes())
         return self._once(key, lambda model: _logits_behind(model, text, tokens))
 
-    def tree_behind(self, text: LongText, tokens: IntArray, parents: tuple[int, ...]) -> FloatArray:
-        """Return logits [n, V] float32 of a tree's tokens [n] int64 behind a long text."""
+    def tree_behind(self, text: LongText, tokens: IntArray, parents: tuple[int, ...]) -> Logits:
+        """Return logits [n, V] of a tree's tokens [n] int64 behind a long text."""
         paths = _paths_to_leaves(parents)
-        logits = self.behind(text, _rows_of(tokens, paths))
-        return _by_node(logits, paths, len(tokens))
+        found = self.behind(text, _rows_of(tokens, paths))
+        return replace(found, values=_by_node(found.values, paths, len(tokens)))
 
     def release(self) -> None:
         """Let the model go; what was computed stays."""
@@ -89,20 +112,23 @@ class Reference:
 
     def _once(
         self, key: tuple[object, ...], compute: Callable[[PreTrainedModel], FloatArray]
-    ) -> FloatArray:
+    ) -> Logits:
         if key not in self._known:
             assert self._model is not None, "a sequence that nobody prepared"
             with widened(self._model):
-                self._known[key] = compute(self._model)
+                narrow = compute(self._model)
+            with Doubles():
+                rounding = _most_apart(narrow, compute(self._model))
+            self._known[key] = Logits(values=narrow, rounding=rounding)
         return self._known[key]
 
 
 def reference_logits(
     model: PreTrainedModel, sequences: IntArray, sources: Sources | None = None
 ) -> FloatArray:
-    """Return PyTorch's logits [B, n, V] float32 of whole sequences [B, n] int64, without a cache.
+    """Return PyTorch's logits [B, n, V] of whole sequences [B, n] int64, without a cache.
 
-    Of a model with an encoder, rows attend to ``sources``.
+    They are float32, or float64 inside of ``Doubles``. Of a model with an encoder, rows attend to ``sources``.
     """
     texts = torch.from_numpy(np.ascontiguousarray(sequences))
     given = {"input_ids": texts}
@@ -117,6 +143,15 @@ def reference_logits(
         output = model(**given, use_cache=False)
     logits: FloatArray = output.logits.float().numpy()
     return logits
+
+
+def _most_apart(narrow: FloatArray, wide: FloatArray) -> float:
+    """Return how far logits in float32 are from those in float64, at most.
+
+    A token so far below the likeliest that only a bias puts it there says nothing of rounding.
+    """
+    is_told = ~(wide < wide.max(-1, keepdims=True) - _MOST_BELOW)  # what is not a number, too
+    return float(np.abs(np.subtract(wide, narrow, where=is_told, out=np.zeros_like(wide))).max())
 
 
 def _logits_behind(model: PreTrainedModel, text: LongText, tokens: IntArray) -> FloatArray:
@@ -174,7 +209,7 @@ def _rows_of(tokens: IntArray, paths: Sequence[tuple[int, ...]]) -> IntArray:
 
 def _by_node(logits: FloatArray, paths: Sequence[tuple[int, ...]], num_nodes: int) -> FloatArray:
     """Return logits [nodes, V] of those of paths [B, n, V]."""
-    found = np.empty((num_nodes, logits.shape[2]), np.float32)
+    found = np.empty((num_nodes, logits.shape[2]), logits.dtype)
     for row, path in enumerate(paths):
         found[list(path)] = logits[row, : len(path)]
     return found

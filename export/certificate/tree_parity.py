@@ -17,7 +17,7 @@ from outrider.engines.trees import path_to, tree_layout
 from outrider.export.certificate.feeds import GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
 from outrider.export.certificate.parity import (
-    FLOAT32_TOLERANCE,
+    Bound,
     CaseResult,
     compare_logits,
     judged,
@@ -27,7 +27,7 @@ from outrider.export.certificate.parity_cases import (
     draw_tokens,
     most_source_columns,
 )
-from outrider.export.certificate.reference import LongText, Reference
+from outrider.export.certificate.reference import Logits, LongText, Reference
 from outrider.export.certificate.window_cases import long_text, start_behind
 from outrider.export.facts import ModelFacts
 from transformers import PreTrainedModel
@@ -62,12 +62,12 @@ class _Tree:
         deepest = len(depths) - 1 - int(depths[::-1].argmax())
         return path_to(deepest, self.parents)
 
-    def expected(self, reference: Reference) -> FloatArray:
+    def expected(self, reference: Reference) -> Logits:
         """Return the reference's logits [nodes, V] of the tree."""
         whole = reference.tree([*self.text, *self.tokens], self.parents, self.source)
         return whole[len(self.text) :]
 
-    def expected_after(self, reference: Reference) -> FloatArray:
+    def expected_after(self, reference: Reference) -> Logits:
         """Return the reference's logits of what comes behind the deepest path."""
         kept = self.tokens[list(self.path())]
         whole = reference.logits(np.concatenate([self.text, kept, self.after])[None], self.source)
@@ -80,15 +80,15 @@ def check_tree_parity(
     facts: ModelFacts,
     *,
     max_tree_nodes: int,
-    tolerance: float | None = FLOAT32_TOLERANCE,
+    bound: Bound | None,
     seed: int = 0,
 ) -> Mapping[str, object]:
     """Return the certificate of the tree graphs beside ``path``, the canonical graph or the accelerators'.
 
-    The model is the reference. Without a tolerance differences are recorded and not judged.
+    The model is the reference. Without a bound differences are recorded and not judged.
 
     Raises:
-        BundleError: a case lies beyond the tolerance, or is not a number.
+        BundleError: a case lies beyond the bound, or is not a number.
     """
     reference = model if isinstance(model, Reference) else Reference(model)
     trees = random_trees(facts, max_tree_nodes, seed)
@@ -99,12 +99,12 @@ def check_tree_parity(
     masked = _check_masks(reference, runner, trees)
     kept = _check_kept_paths(reference, runner, trees)
     certificate = {
-        "tree_masks": judged("tree_masks", masked, path.with_name(tree), tolerance),
-        "tree_paths": judged("tree_paths", kept, path.with_name(keep), tolerance),
+        "tree_masks": judged("tree_masks", masked, path.with_name(tree), bound),
+        "tree_paths": judged("tree_paths", kept, path.with_name(keep), bound),
     }
     if (beyond := window_tree(facts, max_tree_nodes, seed)) is not None:
         found = compare_logits(beyond.run(runner), beyond.expected(reference))
-        certificate["tree_window"] = judged("tree_window", [found], path.with_name(tree), tolerance)
+        certificate["tree_window"] = judged("tree_window", [found], path.with_name(tree), bound)
     return certificate
 
 
@@ -143,7 +143,7 @@ class _WindowTree:
         logits: FloatArray = runner.extend(self.tree.tokens[None], start, [self.tree.parents])[0]
         return logits
 
-    def expected(self, reference: Reference) -> FloatArray:
+    def expected(self, reference: Reference) -> Logits:
         """Return the reference's logits [nodes, V]."""
         return reference.tree_behind(self.behind, self.tree.tokens, self.tree.parents)
 

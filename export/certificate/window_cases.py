@@ -14,7 +14,7 @@ import numpy as np
 from outrider.engines.base import FloatArray, IntArray
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity_cases import draw_tokens
-from outrider.export.certificate.reference import LogitsOfSequences, LongText
+from outrider.export.certificate.reference import Logits, LogitsOfSequences, LongText
 from outrider.export.facts import ModelFacts
 
 _PROMPT = 12
@@ -35,7 +35,7 @@ class WindowCase:
         found = [runner.extend(span, past), runner.extend(last, past + span.shape[1])]
         return np.concatenate(found, axis=1)
 
-    def expected(self, reference: LogitsOfSequences) -> FloatArray:
+    def expected(self, reference: LogitsOfSequences) -> Logits:
         """Return the reference's logits [1, n, V]."""
         return reference.behind(self.text, self.tokens)
 

@@ -50,6 +50,12 @@ def export(
             help="Text that int8, int4 and w8a8 are rounded by. Default: text the model writes."
         ),
     ] = None,
+    accept_parity: Annotated[
+        float | None,
+        typer.Option(
+            help="How far float32 logits may be from PyTorch's; recorded. Default: as rounding explains."
+        ),
+    ] = None,
 ) -> None:
     """Turn a checkpoint pair into a bundle."""
     from outrider.runtime.cli.progress import ExportProgress, compile_stage
@@ -71,6 +77,7 @@ def export(
             max_gamma=max_gamma,
             max_tree_nodes=max_tree_nodes,
             calibration_text=calibration_text,
+            accept_parity=accept_parity,
             progress=progress.stage,
             report=progress.report,
         )
@@ -90,6 +97,8 @@ def _summarise(out: Path, bundle: Bundle) -> None:
     )
     parts = {name: one for name, one in manifest.certificate.items() if isinstance(one, Mapping)}
     typer.echo(verdict(parts))
+    if accepted := manifest.accepted_words():
+        typer.echo(accepted)
     typer.echo(f"next: outrider serve {shlex.quote(str(out))}")
 
 

@@ -156,6 +156,8 @@ def open_serving(
     if line:
         level = logging.WARNING if bit_equality is BitEquality.WITHDRAWN else logging.INFO
         log.log(level, "%s", line)
+    if accepted := manifest.accepted_words():
+        log.warning("%s", accepted)
     is_mapped = bundle.is_mapped()
     if is_mapped:
         log.warning("serving from %s", MAPPED)

@@ -110,7 +110,9 @@ def verify(
             real = replace(pair, draft=draft)
             checks += check_pair(bundle, real, f"prompt {number}", prompt, num_samples, seed)
     pair.close()
-    return VerifyReport(checks=tuple(checks), false_alarm=false_alarm)
+    return VerifyReport(
+        checks=tuple(checks), false_alarm=false_alarm, accepted=manifest.accepted_words()
+    )
 
 
 def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:

@@ -25,10 +25,12 @@ class VerifyReport:
 
     Attributes:
         false_alarm: chance that a correct bundle fails, all checks together.
+        accepted: what the export was told to accept of differences from the checkpoints, in words.
     """
 
     checks: tuple[Check, ...]
     false_alarm: float
+    accepted: str = ""
 
     @property
     def level(self) -> float:
@@ -56,4 +58,4 @@ class VerifyReport:
             f"{verdict}: {len(self.checks)} checks, each at level {self.level:.2g}; "
             f"false-alarm rate of the whole at most about {self.false_alarm:.2g}"
         )
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [self.accepted])])

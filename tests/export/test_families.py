@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.export.certificate.graph_runner import GraphRunner
-from outrider.export.certificate.parity import check_parity
+from outrider.export.certificate.parity import check_parity, float32_bound
+from outrider.export.certificate.reference import Reference
 from outrider.export.certificate.tree_parity import check_tree_parity
 from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
@@ -15,6 +16,7 @@ from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.weights.blocks import quantize_file
 
 from scripts.check_parity import FAMILIES, random_model
+from tests.export.certificate.bounds import within
 
 # No width is a multiple of what kernels compute at once: 10, 9 and 2 angles, 72 and 77 columns.
 ODD_SIZES = {"vocab_size": 131, "hidden_size": 72, "intermediate_size": 77, "head_dim": 20}
@@ -36,20 +38,23 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     model = random_model(family, num_positions=96, **ODD_FAMILIES.get(family, ODD_SIZES))
     path = tmp_path / "model.onnx"
     export_model(model, path)
-    certificate = check_parity(model, path, model_facts(model.config), max_gamma=4)
+    bound = float32_bound(Reference(model), model_facts(model.config), max_gamma=4)
+    certificate = check_parity(model, path, model_facts(model.config), max_gamma=4, bound=bound)
     assert certificate["rollback"]["num_compared"] > 0
     assert ("window" in certificate) == (family in WINDOWED)
     assert_bits_depend_on_no_neighbour(path, model_facts(model.config))
     assert derive_grouped_graph(path) == (family not in WITH_SINKS)
     if (grouped := path.with_name(GROUPED_FILE)).exists():
-        check_parity(model, grouped, model_facts(model.config), max_gamma=4)
+        check_parity(model, grouped, model_facts(model.config), max_gamma=4, bound=bound)
         assert_bits_depend_on_no_neighbour(grouped, model_facts(model.config))
     derive_tree_graphs(path)
-    trees = check_tree_parity(model, path, model_facts(model.config), max_tree_nodes=40)
+    trees = check_tree_parity(
+        model, path, model_facts(model.config), max_tree_nodes=40, bound=bound
+    )
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"] == 3 * 40
     if family in ODD_FAMILIES.keys() & {"gpt2", "mistral"}:
         assert quantize_file(path, "int8") == 2 * 4 + 1
-        check_parity(model, path, model_facts(model.config), max_gamma=4, tolerance=0.5)
+        check_parity(model, path, model_facts(model.config), max_gamma=4, bound=within(0.5))
         assert_bits_depend_on_no_neighbour(path, model_facts(model.config))
     assert model.config._attn_implementation != "outrider_kv"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
-from outrider.export.certificate.half_loss import half_logits, half_tolerance
+from outrider.export.certificate.half_loss import half_bound, half_logits
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import halved_logits, make_part
@@ -30,9 +30,9 @@ def test_pytorch_loses_eight_times_as_much_in_bfloat16(tiny_checkpoints: tuple[P
     checkpoint = open_checkpoint(tiny_checkpoints[0], max_context=64)
     reference = Reference(checkpoint.load())
     narrow, wide = (
-        half_tolerance(
+        half_bound(
             reference, half_logits(checkpoint, kind, max_gamma=4), checkpoint, max_gamma=4
-        )
+        ).value
         for kind in ("float16", "bfloat16")
     )
     assert 4 < wide / narrow < 16

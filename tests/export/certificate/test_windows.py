@@ -24,6 +24,7 @@ from outrider.export.weights.blocks import quantize_file
 from transformers import PreTrainedModel
 
 from scripts.check_parity import random_model
+from tests.export.certificate.bounds import within
 
 # Beyond all texts of a certificate, which reach 48 tokens with this gamma.
 WINDOW, MAX_GAMMA, MAX_NODES = 100, 4, 12
@@ -88,7 +89,7 @@ def move_edge(path: Path, by: int) -> None:
 def test_all_graphs_hold_beyond_the_window(
     model: PreTrainedModel, reference: Reference, path: Path
 ) -> None:
-    found = certify(reference, path, model_facts(model.config), **LIMITS, tolerance=1e-4)
+    found = certify(reference, path, model_facts(model.config), **LIMITS, bound=within(1e-4))
     for part in (found, found["grouped"], found["device"]):
         assert part["window"]["num_greedy_equal"] == part["window"]["num_compared"] == MAX_GAMMA + 2
     for part in (found, found["device"]):
@@ -103,7 +104,7 @@ def test_an_edge_off_by_one_is_refused(
     move_edge(path.with_name(file), by)
     case = GRAPHS[file]
     with pytest.raises(BundleError, match=rf"/{file}: parity case {case} differs"):
-        certify(reference, path, model_facts(model.config), **LIMITS, tolerance=1e-4)
+        certify(reference, path, model_facts(model.config), **LIMITS, bound=within(1e-4))
 
 
 def test_rounding_is_compared_beyond_the_window(model: PreTrainedModel, path: Path) -> None:
@@ -112,7 +113,7 @@ def test_rounding_is_compared_beyond_the_window(model: PreTrainedModel, path: Pa
 
     def difference() -> float:
         facts = model_facts(model.config)
-        case = check_rounding(path, facts, max_gamma=MAX_GAMMA, tolerance=None)["window"]
+        case = check_rounding(path, facts, max_gamma=MAX_GAMMA, bound=None)["window"]
         assert isinstance(case, dict)
         return float(case["max_difference"])
 
@@ -128,7 +129,7 @@ def test_a_long_text_is_a_cache_and_nothing_more(model: PreTrainedModel) -> None
     tokens[:, :5] = tokens[0, :5]
     found = Reference(model).behind(LongText(prompt=tokens[:1, :5], past=5), tokens[:, 5:])
     expected = Reference(model).logits(tokens)[:, 5:]
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found.values, expected.values, rtol=0, atol=1e-5)
 
 
 def test_trees_longer_than_the_window_are_compared_path_by_path() -> None:
@@ -136,9 +137,11 @@ def test_trees_longer_than_the_window_are_compared_path_by_path() -> None:
     model = random_model("gemma2", 64)
     tokens = np.random.default_rng(2).integers(0, model.config.vocab_size, 30)
     chain = Reference(model).tree([*tokens], tuple(range(27)))
-    np.testing.assert_allclose(chain, Reference(model).logits(tokens[None])[0], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        chain.values, Reference(model).logits(tokens[None]).values[0], rtol=0, atol=1e-5
+    )
     masked = reference_module.tree_logits(model, [*tokens], tuple(range(27)))
-    assert np.abs(masked - chain).max() > 1e-2
+    assert np.abs(masked - chain.values).max() > 1e-2
 
 
 def test_what_is_computed_does_not_grow_with_the_window() -> None:

@@ -21,6 +21,7 @@ from outrider.export.graph.device_graphs import derive_device_graphs, drop_devic
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import store_halves
 
+from tests.export.certificate.bounds import within
 from tests.export.conftest import Exported
 from tests.export.graph.test_device_graphs import TYPES, types_of
 
@@ -31,9 +32,9 @@ def test_float32_graphs_answer_as_pytorch_trees_too(own_text2text: Exported) -> 
     derive_device_graphs(own_text2text.path, "float32", with_trees=True)
     reference, facts = Reference(own_text2text.model), own_text2text.facts
     path = own_text2text.path.with_name(DEVICE_FILE)
-    found = check_parity(reference, path, facts, max_gamma=3)
+    found = check_parity(reference, path, facts, max_gamma=3, bound=within(1e-4))
     assert {"read_1", "read_longest", "source_reused", "source_widened", "verify"} <= found.keys()
-    check_tree_parity(reference, path, facts, max_tree_nodes=8)
+    check_tree_parity(reference, path, facts, max_tree_nodes=8, bound=within(1e-4))
 
 
 def test_they_lose_in_16_bits_at_most_twice_what_pytorch_does(own_text2text: Exported) -> None:
@@ -43,11 +44,11 @@ def test_they_lose_in_16_bits_at_most_twice_what_pytorch_does(own_text2text: Exp
     reference = Reference(own_text2text.model)
     given = certified_prompts(facts, 3), certified_sources(facts)
     halved = reference_logits(copy.deepcopy(own_text2text.model).to(torch.bfloat16), *given)
-    lost = float(np.abs(halved - reference.logits(*given)).max())
+    lost = float(np.abs(halved - reference.logits(*given).values).max())
     device = path.with_name(DEVICE_FILE)
-    check_parity(reference, device, facts, max_gamma=3, tolerance=ALLOWED_LOSS * lost)
+    check_parity(reference, device, facts, max_gamma=3, bound=within(ALLOWED_LOSS * lost))
     with pytest.raises(BundleError, match="parity case prefill differs by"):
-        check_parity(reference, device, facts, max_gamma=3, tolerance=lost / 20)
+        check_parity(reference, device, facts, max_gamma=3, bound=within(lost / 20))
 
 
 @pytest.mark.parametrize("precision", TYPES)

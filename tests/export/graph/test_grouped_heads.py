@@ -27,6 +27,8 @@ from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.w8a8 import W8A8, quantize_static
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.export.certificate.bounds import within
+
 V = 64
 LEAST_TOKENS = 2
 """Of a row, where a head of the cache would be read by a single query; the second is padding."""
@@ -228,7 +230,7 @@ def test_certificate_fails_when_the_grouped_graph_is_wrong(
     break_graph: Callable[[onnx.GraphProto], None],
 ) -> None:
     path, grouped = graphs
-    limits = {"max_gamma": 3, "max_tree_nodes": 0, "tolerance": 1e-4}
+    limits = {"max_gamma": 3, "max_tree_nodes": 0, "bound": within(1e-4)}
     certificate = certify(model, path, model_facts(model.config), **limits)
     assert set(certificate["grouped"]) >= {"prefill", "single_token", "ragged", "rollback"}
     whole = grouped.read_bytes()

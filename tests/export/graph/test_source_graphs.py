@@ -19,11 +19,12 @@ from outrider.export.graph import trees
 from outrider.export.graph.attention_kinds import KEYS, AttentionKind, attention_nodes, count_kinds
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 
+from tests.export.certificate.bounds import within
 from tests.export.conftest import Exported
 from tests.mutants import assert_caught
 
 V = 96
-LIMITS = {"max_gamma": 3, "max_tree_nodes": 8, "tolerance": 1e-4}
+LIMITS = {"max_gamma": 3, "max_tree_nodes": 8, "bound": within(1e-4)}
 
 
 def sources_of(exported: Exported, batch: int, longest: int) -> Sources:
@@ -208,7 +209,9 @@ def test_a_tree_places_keys_by_position_and_not_by_column(
 
     def check() -> None:
         trees.derive_tree_graphs(own_text2text.path)
-        check_tree_parity(reference, own_text2text.path, own_text2text.facts, max_tree_nodes=8)
+        check_tree_parity(
+            reference, own_text2text.path, own_text2text.facts, max_tree_nodes=8, bound=within(1e-4)
+        )
 
     right, wrong = "[is_cached, columns, placed]", "[is_cached, columns, columns]"
     assert_caught(monkeypatch, trees, right, wrong, check, (BundleError,))

@@ -15,6 +15,8 @@ from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.weights.blocks import quantize_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from tests.export.certificate.bounds import within
+
 NUM_NODES = 16
 
 
@@ -33,7 +35,7 @@ def certify(
     model: PreTrainedModel,
     folder: Path,
     *,
-    tolerance: float | None = 1e-4,
+    tolerance: float = 1e-4,
     num_nodes: int = NUM_NODES,
     seed: int = 0,
 ) -> Mapping[str, object]:
@@ -42,7 +44,7 @@ def certify(
         folder / MODEL_FILE,
         model_facts(model.config),
         max_tree_nodes=num_nodes,
-        tolerance=tolerance,
+        bound=within(tolerance),
         seed=seed,
     )
 
@@ -75,7 +77,7 @@ def test_int8_trees_are_as_far_from_the_checkpoint_as_int8_chains(
     path, facts = graphs / MODEL_FILE, model_facts(model.config)
     quantize_file(path, "int8")
     derive_tree_graphs(path)
-    chains = check_parity(model, path, facts, max_gamma=NUM_NODES - 1, tolerance=None)["verify"]
+    chains = check_parity(model, path, facts, max_gamma=NUM_NODES - 1, bound=None)["verify"]
     assert isinstance(chains, dict)
     trees = certify(model, graphs, tolerance=2 * chains["max_difference"])
     assert trees["tree_masks"]["max_difference"] > chains["max_difference"] / 2 > 1e-3

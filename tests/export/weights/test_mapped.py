@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from scripts.check_parity import random_model
 from tests.conftest import write_tokenizer
+from tests.export.certificate.bounds import within
 from tests.export.text2text_models import pytorch_logits, random_text2text
 
 # Every matrix has more elements than the exporter computes with.
@@ -66,9 +67,11 @@ def test_the_reference_is_that_of_a_float32_load(
 ) -> None:
     model = checkpoint.load()
     found, expected = Reference(model), Reference(wide)
-    np.testing.assert_array_equal(found.logits(TOKENS), expected.logits(TOKENS))
+    np.testing.assert_array_equal(found.logits(TOKENS).values, expected.logits(TOKENS).values)
     row, parents = TOKENS[0].tolist(), (0, 1, 0)
-    np.testing.assert_array_equal(found.tree(row, parents), expected.tree(row, parents))
+    np.testing.assert_array_equal(
+        found.tree(row, parents).values, expected.tree(row, parents).values
+    )
     assert is_mapped(model)  # nothing stays widened
 
 
@@ -174,7 +177,7 @@ def test_large_weights_stay_in_their_file_while_graphs_are_certified(
 
     monkeypatch.setattr(graph_runner, "open_session", note)
     monkeypatch.setattr(graph_runner, "_MOST_WIDENED_BYTES", 0)
-    limits = {"max_gamma": 4, "max_tree_nodes": 0, "tolerance": 0.25}
+    limits = {"max_gamma": 4, "max_tree_nodes": 0, "bound": within(0.25)}
     found = certify(wide, path, checkpoint.facts, **limits)
     assert opened == [True] * 3
     assert {GROUPED_FILE, DEVICE_FILE} == {f"{name}.onnx" for name in ("grouped", "device")}

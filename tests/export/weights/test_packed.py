@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from scripts.check_parity import random_model
 from tests.conftest import write_llama
+from tests.export.certificate.bounds import within
 from tests.export.expert_models import random_experts
 from tests.export.test_families import assert_bits_depend_on_no_neighbour
 from tests.export.weights.packed_models import (
@@ -144,10 +145,11 @@ def test_experts_and_unturned_weights_are_found_again(
     packing = Packing(method="awq")
     drawn = pack_folder(folder, packing, part_of_names, is_turned=is_turned)
     plain = plain_model(folder, drawn, tmp_path / "plain", is_turned=is_turned)
+    plain.set_experts_implementation("eager")
     checkpoint = open_checkpoint(folder, max_context=64)
     export_model(checkpoint.load(), path)
     assert keep_blocks(path, folder, checkpoint.packed, untold) == num_products
-    check_parity(plain, path, checkpoint.facts, max_gamma=3, exact_blocks=True)
+    check_parity(plain, path, checkpoint.facts, max_gamma=3, bound=within(1e-4), exact_blocks=True)
 
 
 def test_a_packed_weight_beside_one_that_is_not_is_refused_by_name(tmp_path: Path):

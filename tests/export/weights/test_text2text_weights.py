@@ -16,6 +16,7 @@ from outrider.export.weights.shared_data import share_data
 from outrider.export.weights.w8a8 import W8A8, quantize_static
 from outrider.export.weights.written_text import observe, write_text
 
+from tests.export.certificate.bounds import within
 from tests.export.conftest import Exported
 
 ENCODER_PRODUCTS = 2 * 4 + 1
@@ -50,13 +51,11 @@ def test_both_graphs_store_their_products_alike(own_text2text: Exported, kind: s
     assert stored_products(path) == DECODER_PRODUCTS
     assert stored_products(path.with_name(ENCODE_FILE)) == ENCODER_PRODUCTS
     # Products of 32 rows round coarsely, and grouped.onnx by the same.
-    tolerance = TOLERANCES[kind]
-    found = check_parity(own_text2text.model, path, facts, max_gamma=3, tolerance=tolerance)
+    bound = within(TOLERANCES[kind])
+    found = check_parity(own_text2text.model, path, facts, max_gamma=3, bound=bound)
     assert derive_grouped_graph(path)
     grouped = path.with_name("grouped.onnx")
-    assert (
-        check_parity(own_text2text.model, grouped, facts, max_gamma=3, tolerance=tolerance) == found
-    )
+    assert check_parity(own_text2text.model, grouped, facts, max_gamma=3, bound=bound) == found
 
 
 def test_encoders_are_observed_on_what_the_model_wrote(text2text: Exported) -> None:

@@ -25,6 +25,7 @@ from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.mapped import is_mapped
 from transformers import PreTrainedModel
 
+from tests.export.certificate.bounds import within
 from tests.export.expert_models import FAMILIES, NUM_EXPERTS, random_experts
 from tests.export.test_families import assert_bits_depend_on_no_neighbour
 from tests.mutants import put_in
@@ -41,15 +42,15 @@ def test_family_with_experts_answers_as_pytorch_does(family: str, tmp_path: Path
     export_model(model, path)
     facts = model_facts(model.config)
     assert facts.has_experts
-    certificate = check_parity(model, path, facts, max_gamma=4)
+    certificate = check_parity(model, path, facts, max_gamma=4, bound=within(1e-4))
     assert certificate["rollback"]["max_difference"] < 1e-4
     assert_bits_depend_on_no_neighbour(path, facts)
     assert derive_grouped_graph(path)
     grouped = path.with_name(GROUPED_FILE)
-    check_parity(model, grouped, facts, max_gamma=4)
+    check_parity(model, grouped, facts, max_gamma=4, bound=within(1e-4))
     assert_bits_depend_on_no_neighbour(grouped, facts)
     derive_tree_graphs(path)
-    trees = check_tree_parity(model, path, facts, max_tree_nodes=40)
+    trees = check_tree_parity(model, path, facts, max_tree_nodes=40, bound=within(1e-4))
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"]
     assert model.config._experts_implementation == "eager"
     assert not [name for name, _ in model.named_modules() if "separate" in name]
@@ -71,7 +72,7 @@ def test_experts_stored_as_integers_give_a_row_the_same_bits_in_every_batch(
     assert sum(node.op_type == "MatMul" for node in graph.node) == 2 * (3 + 2 * NUM_EXPERTS) + 1
     assert derive_grouped_graph(path)
     for one in (path, path.with_name(GROUPED_FILE)):
-        check_parity(mixtral, one, facts, max_gamma=4, tolerance=1.0)
+        check_parity(mixtral, one, facts, max_gamma=4, bound=within(1.0))
         assert_bits_depend_on_no_neighbour(one, facts)
 
 
@@ -84,7 +85,9 @@ def test_experts_of_a_checkpoint_in_16_bits_are_written_from_its_own(tmp_path: P
     assert is_mapped(model)
     path = tmp_path / "target" / MODEL_FILE
     export_model(model, path, keeps_halves=True)
-    check_parity(checkpoint.load_as(torch.float32), path, checkpoint.facts, max_gamma=4)
+    check_parity(
+        checkpoint.load_as(torch.float32), path, checkpoint.facts, max_gamma=4, bound=within(1e-4)
+    )
     kinds = [
         tensor.data_type
         for tensor in onnx.load(path, load_external_data=False).graph.initializer
@@ -152,4 +155,10 @@ def test_parity_fails_when_experts_are_put_together_wrongly(
     put_in(monkeypatch, experts, *MUTANTS[name])
     export_model(mixtral, tmp_path / MODEL_FILE)
     with pytest.raises(BundleError, match="parity case"):
-        check_parity(mixtral, tmp_path / MODEL_FILE, model_facts(mixtral.config), max_gamma=4)
+        check_parity(
+            mixtral,
+            tmp_path / MODEL_FILE,
+            model_facts(mixtral.config),
+            max_gamma=4,
+            bound=within(1e-4),
+        )
