@@ -58,7 +58,7 @@ def open_engine(
     entry = bundle.manifest.target if which == "target" else bundle.manifest.draft
     if entry is None:
         raise BundleError("the bundle has no draft model")
-    chosen = _parse_or_choose(device, bundle)
+    chosen = parse_or_choose(device, bundle)
     options: dict[str, Any] = {"max_batch": max_batch, "with_trees": with_trees}
     if chosen.kind != TENSORRT:
         options["num_threads"] = num_threads
@@ -126,7 +126,7 @@ def open_pair(
         BundleError: a graph does not fit the manifest, or the bundle lacks what was asked for.
         EngineError: the backend cannot load it, or the sampler cannot be where it was asked for.
     """
-    chosen = _parse_or_choose(device, bundle)
+    chosen = parse_or_choose(device, bundle)
     from outrider.engines.pair import DEVICE, choose_place, open_on_host
 
     rows = max_batch or bundle.manifest.max_batch
@@ -288,7 +288,7 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
     return choose(text, probes)
 
 
-def _parse_or_choose(text: str, bundle: Bundle) -> Device:
+def parse_or_choose(text: str, bundle: Bundle) -> Device:
     """The device asked for, without a look whether it is there, or the best that is.
 
     Raises:

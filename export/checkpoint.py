@@ -61,6 +61,12 @@ class Checkpoint:
         stored = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
         return stored if self.packed is None else stored * _FLOAT32_BITS // self.packed.bits
 
+    def num_parameters(self) -> int:
+        """Return how many numbers the weights are, by the type that most bytes are stored in."""
+        kinds = self._stored_kinds()
+        width = 2 if kinds & _HALVES.keys() and self.packed is None else 4
+        return self.num_weight_bytes() // width
+
     def half_precision(self) -> str:
         """Return the 16-bit type that keeps this model's range: bfloat16 where any of its weights is stored so."""
         return BFLOAT16 if "BF16" in self._stored_kinds() else FLOAT16

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -19,8 +19,9 @@ from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
 from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.memory import machine_memory_bytes, size_words
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
-from outrider.export.context import default_context, machine_memory_bytes
+from outrider.export.context import default_context, export_memory_bytes
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.hub import Located, is_name, locate
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
@@ -106,13 +107,13 @@ def export_bundle(
         parts = _calibrated(parts, calibration_text)
     sources = {name: one.source for name, one in located.items() if one.source}
     if max_context is None:
-        sizes = replace(sizes, max_context=_default_context(checkpoints, max_batch, told))
+        sizes = replace(sizes, max_context=_default_context(checkpoints, told))
         parts = {
             name: replace(part, checkpoint=part.checkpoint.within(sizes.max_context))
             for name, part in parts.items()
         }
     out.parent.mkdir(parents=True, exist_ok=True)
-    _check_disk(out.parent, checkpoints.values())
+    _check_machine(out.parent, checkpoints.values(), told)
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
         _write(building, parts, sizes, sources, told)
         building.chmod(0o755)
@@ -150,14 +151,8 @@ def _calibrated(parts: Mapping[str, Part], text: Path) -> dict[str, Part]:
     }
 
 
-def _default_context(
-    checkpoints: Mapping[str, Checkpoint], max_batch: int, progress: Progress
-) -> int:
-    found, words = default_context(
-        {name: one.facts for name, one in checkpoints.items()},
-        max_batch=max_batch,
-        memory_bytes=machine_memory_bytes(),
-    )
+def _default_context(checkpoints: Mapping[str, Checkpoint], progress: Progress) -> int:
+    found, words = default_context({name: one.facts for name, one in checkpoints.items()})
     progress.tell(words)
     return found
 
@@ -255,7 +250,12 @@ def _check_sources(checkpoints: Mapping[str, Checkpoint], max_source: int | None
         )
 
 
-def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
+def _check_machine(folder: Path, checkpoints: Collection[Checkpoint], progress: Progress) -> None:
+    """Tell what the export wants of disk and memory.
+
+    Raises:
+        BundleError: the disk has less.
+    """
     weight_bytes = sum(checkpoint.num_weight_bytes() for checkpoint in checkpoints)
     wanted = int(_DISK_COPIES * weight_bytes) + _DISK_MARGIN_BYTES
     free = shutil.disk_usage(folder).free
@@ -263,3 +263,12 @@ def _check_disk(folder: Path, checkpoints: Iterable[Checkpoint]) -> None:
         raise BundleError(
             f"{wanted >> 20} MiB of disk are wanted for the export, {free >> 20} free"
         )
+    memory = export_memory_bytes(
+        (one.num_parameters(), one.facts.vocab_size) for one in checkpoints
+    )
+    has = machine_memory_bytes()
+    of_machine = "" if has is None else f", of {size_words(has)}"
+    progress.tell(
+        f"the export wants {size_words(wanted)} of disk, of {size_words(free)} free, and about {size_words(memory)} of "
+        f"memory{of_machine}"
+    )

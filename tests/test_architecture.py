@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 CONTRACTS = "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.device.rounds"
 ENGINES = (
     f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle "
-    "engines.bit_equality"
+    "engines.bit_equality engines.memory engines.room"
 )
 DEVICE = f"{ENGINES} engines.device engines.sampling"
 CORE = f"numpy {CONTRACTS} runtime.core runtime.grammar.base"

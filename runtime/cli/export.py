@@ -35,7 +35,7 @@ def export(
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
     max_context: Annotated[
         int | None,
-        typer.Option(min=2, help="Tokens of a slot. Default: the model's own, as memory allows."),
+        typer.Option(min=2, help="Tokens of a slot. Default: the model's own."),
     ] = None,
     max_source: Annotated[
         int | None,

@@ -19,10 +19,12 @@ from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.device.rounds import do_nothing
-from outrider.engines.devices import CUDA, parse_device
+from outrider.engines.devices import CPU, CUDA, parse_device
 from outrider.engines.huge_pages import use_everywhere
-from outrider.engines.opening import choose_device, judge_bits, open_pair
+from outrider.engines.memory import machine_memory_bytes
+from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
+from outrider.engines.room import fit_memory
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.calibration.store import load_or_measure, table_name
@@ -79,6 +81,7 @@ class ServeOptions:
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
         trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
+        max_context: tokens of a slot at most; None for as many as memory holds, by the bundle's.
         applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
         has_kserve: whether the server speaks the Open Inference Protocol too.
         has_vllm_grpc: whether it speaks vLLM's gRPC too.
@@ -102,6 +105,7 @@ class ServeOptions:
     leaves_drafter: bool = False
     leaves_gamma: bool = False
     trusted_signers: tuple[bytes, ...] = ()
+    max_context: int | None = None
     applies_generation_defaults: bool = False
     has_kserve: bool = False
     has_vllm_grpc: bool = False
@@ -140,10 +144,10 @@ def open_serving(
     bundle = load_bundle(root, options.trusted_signers)
     if bundle.signer:
         log.info("the bundle is signed by %s", bundle.signer)
-    manifest = bundle.manifest
     options = _decided(bundle, options)
     config = options.config
-    max_batch = min(config.max_running, manifest.max_batch)
+    bundle = _with_room(bundle, options)
+    manifest, max_batch = bundle.manifest, min(config.max_running, bundle.manifest.max_batch)
     codec = open_codec(bundle)
     chats = _open_chats(bundle, codec)
     costs = None
@@ -209,6 +213,23 @@ def open_serving(
         chats=chats,
         generation_defaults=asked,
     )
+
+
+def _with_room(bundle: Bundle, options: ServeOptions) -> Bundle:
+    """Return the bundle with the slots and the context that this machine holds; say which."""
+    asked, most = options.max_context, bundle.manifest.max_context
+    if asked is not None and not 2 <= asked <= most:
+        raise ConfigError("max_context", f"must be in [2, {most}], the bundle's")
+    on_host = parse_or_choose(options.device, bundle).kind == CPU
+    bundle, words = fit_memory(
+        bundle,
+        max_running=options.config.max_running,
+        max_context=asked,
+        prefix_bytes=options.config.prefix_cache_bytes,
+        memory_bytes=machine_memory_bytes() if on_host else None,
+    )
+    log.info("%s", words)
+    return bundle
 
 
 def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:

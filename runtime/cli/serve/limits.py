@@ -17,6 +17,12 @@ from outrider.runtime.core.errors import ConfigError
 PANEL = "Limits and waits"
 
 MaxRunning = Annotated[int, typer.Option(help="Requests that hold a slot.", rich_help_panel=PANEL)]
+MaxContext = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens of a slot. Default: the bundle's, as memory allows.", rich_help_panel=PANEL
+    ),
+]
 MaxQueued = Annotated[int, typer.Option(help="Requests that wait for one.", rich_help_panel=PANEL)]
 MaxConnections = Annotated[int, typer.Option(help="Of clients, at once.", rich_help_panel=PANEL)]
 QueueTimeoutS = Annotated[float, typer.Option(help="Longest wait, seconds.", rich_help_panel=PANEL)]

@@ -141,7 +141,7 @@ def test_a_longer_context_is_refused_before_a_weight_is_read(name: str, tmp_path
         open_checkpoint(tmp_path, max_context=ORIGINAL + 1)
     assert open_checkpoint(tmp_path, max_context=ORIGINAL).facts.max_position == ORIGINAL
     facts = open_checkpoint(tmp_path, max_context=None).facts
-    context, words = default_context({"target": facts}, max_batch=1, memory_bytes=None)
+    context, words = default_context({"target": facts})
     assert context == ORIGINAL
     assert f"32, beyond which the angles of rope_type {kind} change" in words
 
