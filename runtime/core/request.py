@@ -5,7 +5,8 @@ Invariants between steps, where n is ``num_known``:
 * R1  A decoding request has ``num_computed == n - 1 - num_pending``: the last judged token has no keys yet, nor have
   those that its form forced behind it, which are known without being judged. The first token of an answer may come out
   of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
-* R2  ``draft_computed <= n - 1``.
+* R2  ``draft_computed <= n - 1 - num_pending``: the draft model is fed the last judged token, and what is forced behind
+  it, before its next draft.
 * R3  A request holds a slot exactly while it is reading, prefilling or decoding.
 * R4  Of a request with a source, nothing is computed before the target has read it, and ``draft_computed`` is -1 until
   the draft model has.
@@ -289,8 +290,8 @@ class Request:
         self.num_cached = 0
 
     def commit_draft_cache(self, num_computed: int) -> None:
-        """Move the draft's pointer; never beyond the token before the last known one (R2)."""
-        self.draft_computed = min(num_computed, self.num_known - 1)
+        """Note that the draft's cache holds leading tokens of the prompt, all but the last at most."""
+        self.draft_computed = num_computed
 
     def lose_draft_cache(self) -> None:
         """The draft's cache was lost, its source too."""
@@ -353,7 +354,8 @@ class Request:
         if ending is not None:
             self.transition(RequestEvent.STOPPED)
         if draft_computed is not None:
-            self.commit_draft_cache(draft_computed)
+            # Not ``num_known - 1``: forced tokens stand where the cache may hold drafts that were rejected.
+            self.draft_computed = min(draft_computed, self.num_computed)
         if not is_prompt:
             self.stats.record(
                 gamma=len(draft_tokens),

@@ -173,7 +173,7 @@ class Harness:
             assert request.num_computed <= request.num_known - 1
             if request.num_output:
                 assert request.num_computed == request.num_known - 1 - request.num_pending
-            assert request.draft_computed <= request.num_known - 1
+            assert request.draft_computed <= request.num_known - 1 - request.num_pending
             self._check_cache(self.target, slot, known, request.num_computed)
             source = request.spec.source_tokens
             if not request.num_unread:

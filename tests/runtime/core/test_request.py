@@ -8,6 +8,7 @@ from outrider.runtime.core.events import FinishReason, Provenance
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import SEPARATOR, Request, Speculation
+from outrider.runtime.grammar.base import Form
 
 
 class LetterDecoder:
@@ -21,6 +22,7 @@ def request(
     max_tokens: int = 10,
     end_tokens: tuple[int, ...] = (),
     max_context: int = 50,
+    form: Form | None = None,
     **fields: object,
 ) -> Request:
     spec = RequestSpec(
@@ -38,6 +40,7 @@ def request(
         max_context=max_context,
         decoder=LetterDecoder(),
         submitted_at=0.0,
+        form=form,
     )
 
 
@@ -199,10 +202,57 @@ def test_the_context_bounds_the_answer() -> None:
     assert request(max_context=5).num_remaining == 2
 
 
-def test_the_draft_pointer_never_passes_the_last_but_one_token() -> None:
-    made = decoding()
-    made.commit_draft_cache(40)
-    assert made.draft_computed == 2
+class Forcing:
+    """A form that forces these tokens behind the first run, and nothing later."""
+
+    def __init__(self, *tokens: int) -> None:
+        self._tokens = tokens
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def forced(self, most: int) -> tuple[int, ...]:
+        found, self._tokens = self._tokens, ()
+        return found
+
+
+@pytest.mark.parametrize("forced", [(), (8,), (8, 9, 8), (8, 9, 8, 9, 8, 9)], ids=len)
+@pytest.mark.parametrize(
+    ("num_accepted", "expected"), [(0, 5), (1, 6), (2, 7), (3, 7)], ids=["0", "1", "2", "all"]
+)
+def test_the_drafts_cache_ends_before_its_first_rejected_token_whatever_is_forced(
+    num_accepted: int, expected: int, forced: tuple[int, ...]
+) -> None:
+    """Of five tokens and gamma 3 it held seven: the last draft token is never fed."""
+    made = decoding(prompt=(1, 2, 3, 1, 2), max_tokens=20, form=Forcing(*forced))
+    made.commit_draft_cache(4)
+    verdict = Verdict(num_accepted=num_accepted, next_token=6)
+    made.commit((4, 5, 7), verdict, draft_computed=7)
+    assert made.num_known == 6 + num_accepted + len(forced)
+    assert made.num_pending == len(forced)
+    assert made.draft_computed == expected
+    # The next draft stands behind the forced tokens, which it was fed.
+    num_known = made.num_known
+    made.commit((4, 5, 7), Verdict(num_accepted=1, next_token=6), draft_computed=num_known + 2)
+    assert made.draft_computed == num_known + 1
+
+
+@pytest.mark.parametrize("stop", ["gi", "gij", "gijik"])
+def test_a_stop_string_among_forced_tokens_leaves_the_drafts_cache_what_was_accepted(
+    stop: str,
+) -> None:
+    made = decoding(stop_strings=(stop,), form=Forcing(8, 9, 8, 10))
+    _, ending = made.commit((4, 5, 7), Verdict(num_accepted=0, next_token=6), draft_computed=5)
+    assert ending is not None
+    assert made.num_known == 3 + len(stop)
+    assert made.draft_computed == 3
+
+
+def test_a_step_without_a_draft_leaves_its_cache_alone() -> None:
+    made = decoding(form=Forcing(8, 9))
+    made.commit_draft_cache(1)
+    made.commit((), Verdict(num_accepted=0, next_token=6))
+    assert made.draft_computed == 1
 
 
 def test_a_degraded_request_drafts_no_more() -> None:

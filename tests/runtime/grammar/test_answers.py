@@ -219,9 +219,15 @@ def check_answers(
     drafting: DraftingConfig,
     *,
     max_tree_nodes: int = 16,
+    is_contrary: bool = False,
 ) -> Harness:
-    """Requests of all grammars together get the very tokens that each has alone and judged."""
+    """Requests of all grammars together get the very tokens that each has alone and judged.
+
+    A contrary draft model likes least what the target likes best.
+    """
     vocab_size, target_logits, draft_logits = PAIRS["F6"]
+    if is_contrary:
+        draft_logits = lambda prefix: -target_logits(prefix)  # noqa: E731
     bounds = replace(limits(vocab_size), max_tree_nodes=max_tree_nodes)
     harness = forms_harness(
         target=ScriptedEngine(target_logits, bounds),
@@ -245,6 +251,13 @@ def test_no_drafter_and_no_neighbour_changes_a_token(
     check_answers(drafter, way, drafting)
 
 
+def test_a_draft_that_follows_the_form_is_not_cut() -> None:
+    """18 tokens are drafted, 12 where the drafter's masks stand still: the rest of these drafts does not fit."""
+    harness = check_answers("model", GREEDY, NO_DATASTORE)
+    reports = [harness.finished(f"4-{index}").report for index in range(len(GRAMMARS))]
+    assert sum(report.num_drafted for report in reports) > 15
+
+
 def test_trees_stand_behind_what_was_forced() -> None:
     """And both together are no larger than the engine takes."""
     for drafter in ("lookahead", "recycling", "tree"):
@@ -252,6 +265,15 @@ def test_trees_stand_behind_what_was_forced() -> None:
         reports = [harness.finished(f"4-{index}").report for index in range(len(GRAMMARS))]
         assert sum(report.num_forced for report in reports) > 5
         assert sum(report.num_drafted for report in reports) > 10
+
+
+@pytest.mark.parametrize("drafter", ["model", "model/lookup", "tree", "ouroboros", "suffix+model"])
+def test_no_rejected_draft_stays_in_the_drafts_cache_under_forced_tokens(drafter: str) -> None:
+    """``check_invariants`` reads both caches after every step."""
+    harness = check_answers(drafter, GREEDY, NO_DATASTORE, is_contrary=True)
+    reports = [harness.finished(f"4-{index}").report for index in range(len(GRAMMARS))]
+    assert sum(report.num_forced for report in reports) > 5
+    assert any(report.num_accepted < report.num_drafted for report in reports)
 
 
 @pytest.mark.parametrize("failing", range(12))

@@ -26,6 +26,7 @@ KILLERS = {
     ],
     "followed_masks": form_tests.test_what_a_drafter_follows_is_what_its_draft_is_judged_by,
     "end_tokens": form_tests.test_an_end_token_in_a_draft_takes_nothing_of_the_text_back,
+    "whole_drafts": answer_tests.test_a_draft_that_follows_the_form_is_not_cut,
     "answers_of_model": lambda: answers_equal("model"),
     "answers_of_lookup": lambda: answers_equal("lookup"),
     "columns": form_tests.test_the_masks_of_a_trees_level_lie_in_the_columns_of_its_nodes,
@@ -36,6 +37,9 @@ KILLERS = {
     ),
     "counted_apart": answer_tests.test_a_forced_run_takes_one_pass_and_is_told_apart,
     "planned": scheduler_tests.test_forced_tokens_are_fed_with_the_token_before_them,
+    "drafts_cache": lambda: (
+        answer_tests.test_no_rejected_draft_stays_in_the_drafts_cache_under_forced_tokens("model")
+    ),
     "room": answer_tests.test_a_span_has_room_for_what_is_forced_and_drafted,
 }
 
@@ -56,7 +60,7 @@ MUTATIONS = {
         form, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",
     ),
     "a drafter's masks stand still": (
-        model, "form.follow(drafted[slot])", "pass", "answers_of_model",
+        model, "form.follow(drafted[slot])", "pass", "whole_drafts",
     ),
     "columns of a tree are mixed up": (
         tree, "masks[list(columns)] = rows", "masks[list(columns)] = rows[::-1]", "columns",
@@ -67,6 +71,10 @@ MUTATIONS = {
     ),
     "what was accepted is not committed": (
         request, "        form.commit(run)\n", "        form.commit(run[-1:])\n", "answers_of_model",
+    ),
+    "a rejected draft stays in the draft's cache under forced tokens": (
+        request, "min(draft_computed, self.num_computed)", "min(draft_computed, self.num_known - 1)",
+        "drafts_cache",
     ),
     "what is forced is not committed": (
         request, "                form.commit(tokens)\n", "                pass\n", "counted_apart",

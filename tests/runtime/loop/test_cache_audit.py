@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.base import Span
+from outrider.engines.base import EngineError, FloatArray, Span
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_pair
 from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core import request as requests
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.core.params import GrammarKind, GrammarParams, SpeculationParams
+from outrider.runtime.grammar.form import GrammarForms
 
+from tests.conftest import VOCAB_SIZE
 from tests.engines.onnx.test_trees import BRANCH_ATOL, cache_of
-from tests.runtime.markov import Harness, spec
+from tests.mutants import put_in
+from tests.runtime.markov import Harness
 
+END = 1
+MAX_ACCEPT = ExactnessMode.MAX_ACCEPT
+# Drafter, its parameters, temperature, mode, whether the answer has a form, and completions of one prompt.
 REQUESTS = (
-    ("model", {"gamma": 4}, 1.0, ExactnessMode.MAX_ACCEPT),
-    ("ouroboros", {"gamma": 6, "window": 3, "phrase_length": 3}, 0.0, ExactnessMode.MAX_ACCEPT),
-    ("lookahead", {"gamma": 5, "window": 3, "phrase_length": 2}, 0.0, ExactnessMode.MAX_ACCEPT),
-    ("recycling", {"gamma": 5}, 1.0, ExactnessMode.SEED_STABLE),
-    ("suffix+model", {"gamma": 8}, 0.7, ExactnessMode.SEED_STABLE),
-    ("model/phrases", {"gamma": 5}, 1.0, ExactnessMode.MAX_ACCEPT),
-    ("tree", {"gamma": 4, "branching": (3, 2)}, 1.0, ExactnessMode.MAX_ACCEPT),
-    ("tree+lookup", {"gamma": 3}, 1.5, ExactnessMode.LENIENT),
-    ("none", {}, 1.0, ExactnessMode.MAX_ACCEPT),
-    ("phrases+ouroboros", {"gamma": 7}, 0.5, ExactnessMode.MAX_ACCEPT),
+    ("model", {"gamma": 4}, 1.0, MAX_ACCEPT, False, 1),
+    ("model", {"gamma": 5}, 1.0, MAX_ACCEPT, True, 1),
+    ("ouroboros", {"gamma": 6, "window": 3, "phrase_length": 3}, 0.0, MAX_ACCEPT, False, 1),
+    ("lookahead", {"gamma": 5, "window": 3, "phrase_length": 2}, 0.0, MAX_ACCEPT, False, 1),
+    ("tree", {"gamma": 4, "branching": (3, 2)}, 1.0, MAX_ACCEPT, True, 1),
+    ("recycling", {"gamma": 5}, 1.0, ExactnessMode.SEED_STABLE, False, 1),
+    ("model", {"gamma": 4}, 1.0, MAX_ACCEPT, True, 3),
+    ("suffix+model", {"gamma": 8}, 0.7, ExactnessMode.SEED_STABLE, False, 1),
+    ("model/phrases", {"gamma": 5}, 1.0, MAX_ACCEPT, False, 1),
+    ("model/phrases", {"gamma": 5}, 0.0, MAX_ACCEPT, True, 1),
+    ("tree", {"gamma": 4, "branching": (3, 2)}, 1.0, MAX_ACCEPT, False, 2),
+    ("tree+lookup", {"gamma": 3}, 1.5, ExactnessMode.LENIENT, False, 1),
+    ("none", {}, 1.0, MAX_ACCEPT, True, 1),
+    ("ouroboros", {"gamma": 6, "window": 3, "phrase_length": 3}, 1.0, MAX_ACCEPT, True, 1),
+    ("phrases+ouroboros", {"gamma": 7}, 0.5, MAX_ACCEPT, False, 1),
+)
+FORM = GrammarParams(
+    kind=GrammarKind.JSON_SCHEMA,
+    text=json.dumps(
+        {
+            "type": "array",
+            "minItems": 9,
+            "items": {"enum": ["the quick fox", "a lazy dog", "a cat"]},
+        }
+    ),
+    allows_whitespace=False,
 )
 
 
@@ -40,26 +64,46 @@ def audit(engine: OnnxEngine, fresh: OnnxEngine, slot: int, text: tuple[int, ...
         np.testing.assert_allclose(held, expected, rtol=0.0, atol=BRANCH_ATOL)
 
 
-def test_both_caches_are_those_of_the_committed_tokens_after_every_step(tiny_bundle: Path) -> None:
-    bundle = load_bundle(tiny_bundle)
+def fail_at(engine: OnnxEngine, *numbers: int) -> None:
+    """Make the extends with these 0-based numbers leave another text in all their slots, and raise."""
+    extend, calls = engine.extend, count()
+
+    def failing(spans: list[Span]) -> FloatArray:
+        if next(calls) not in numbers:
+            return extend(spans)
+        extend([Span(slot=one.slot, start=0, tokens=(3,) * 32, num_logits=0) for one in spans])
+        raise EngineError("planned")
+
+    engine.extend = failing
+
+
+def run_audited(folder: Path, *, failing: str = "") -> Harness:
+    """Serve ``REQUESTS``, which arrive at random; one engine fails now and then."""
+    bundle = load_bundle(folder)
     pair, clean = (open_pair(bundle, max_batch=3, with_trees=True) for _ in range(2))
-    drafting = DraftingConfig(trees_may_round_differently=True, min_node_prob=0.02, min_prob=0.05)
-    harness = Harness(target=pair.target, draft=pair.draft, max_batch=3, drafting=drafting)
-    waiting = [
-        spec(
-            str(number), (5 + number, 9, 5 + number, 9), max_tokens=24 + number, seed=number,
-            temperature=temperature,
-            speculation=SpeculationParams(drafter=name, mode=mode, **params),
-        )
-        for number, (name, params, temperature, mode) in enumerate(REQUESTS)
-    ]  # fmt: skip
+    if failing:
+        fail_at(getattr(pair, failing), 9, 23, 40, 71)
+    harness = Harness(
+        target=pair.target,
+        draft=pair.draft,
+        max_batch=3,
+        drafting=DraftingConfig(
+            trees_may_round_differently=True, min_node_prob=0.02, min_prob=0.05
+        ),
+        forms=GrammarForms((folder / "tokenizer.json").read_bytes(), VOCAB_SIZE, (END,)),
+    )
+    waiting = list(enumerate(REQUESTS))
     arrivals = np.random.default_rng(3)
-    num_steps = num_kept = 0
-    while waiting or harness.live:
+    num_steps = 0
+    while waiting or harness.live or harness.worker.snapshot().num_queued:
         if waiting and arrivals.random() < 0.4:
-            request = waiting.pop(0)
-            events = harness.events[request.request_id] = []
-            harness.worker.submit(replace(request, tenant="one"), events.append)
+            number, (name, params, temperature, mode, has_form, num_samples) = waiting.pop(0)
+            harness.submit_group(
+                str(number), (5 + number, 9, 5 + number, 9), num_samples,
+                max_tokens=40 + number, seed=number, temperature=temperature, tenant="one",
+                end_tokens=(END,) if has_form else (), grammar=FORM if has_form else None,
+                speculation=SpeculationParams(drafter=name, mode=mode, **params),
+            )  # fmt: skip
         harness.worker.run_step()
         num_steps += 1
         for request in harness.live:
@@ -67,13 +111,30 @@ def test_both_caches_are_those_of_the_committed_tokens_after_every_step(tiny_bun
             known = tuple(request.history.tolist())
             audit(pair.target, clean.target, request.slot, known[: request.num_computed])
             audit(pair.draft, clean.draft, request.slot, known[: request.draft_computed])
-    for name in harness.events:
-        report = harness.finished(name).report
-        assert report.off_reason in (None, "DISABLED")
-        num_kept += report.num_accepted
     assert num_steps > 30
-    assert num_kept > 5
     harness.check_is_idle()
+    return harness
+
+
+@pytest.mark.parametrize("failing", ["", "target", "draft"])
+def test_both_caches_are_those_of_the_committed_tokens_after_every_step(
+    tiny_bundle: Path, failing: str
+) -> None:
+    harness = run_audited(tiny_bundle, failing=failing)
+    reports = [harness.finished(name).report for name in harness.events]
+    assert sum(report.num_accepted for report in reports) > 5
+    assert sum(report.num_forced for report in reports) > 100
+    reasons = {None, "DISABLED"} | ({"DEGRADED"} if failing == "draft" else set())
+    assert {report.off_reason for report in reports} == reasons
+
+
+def test_the_audit_sees_rejected_drafts_under_forced_tokens(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = "min(draft_computed, self.num_computed)", "min(draft_computed, self.num_known - 1)"
+    put_in(monkeypatch, requests, old, new)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        run_audited(tiny_bundle)
 
 
 def test_the_audit_sees_a_pointer_that_is_off_by_one(tiny_bundle: Path) -> None:

@@ -105,20 +105,20 @@ MUTANTS = {
     ),
     "draft rollback keeps one token too many": (
         request,
-        "min(num_computed, self.num_known - 1)",
-        "min(num_computed, self.num_known)",
+        "min(draft_computed, self.num_computed)",
+        "min(draft_computed, self.num_computed + 1)",
         "the_worked_example",
     ),
     "draft rollback does not happen": (
         request,
-        "min(num_computed, self.num_known - 1)",
-        "num_computed",
+        "min(draft_computed, self.num_computed)",
+        "draft_computed",
         "the_worked_example",
     ),
     "draft rollback forgets one token too many": (
         request,
-        "min(num_computed, self.num_known - 1)",
-        "max(0, min(num_computed, self.num_known - 1) - 1)",
+        "min(draft_computed, self.num_computed)",
+        "max(0, min(draft_computed, self.num_computed) - 1)",
         "the_draft_never_falls_behind",
     ),
     "the draft's last token counts as cached": (
