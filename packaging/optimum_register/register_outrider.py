@@ -14,6 +14,7 @@ from optimum.commands.export.base import ExportCommand
 PASSED_ON = (
     "weights", "draft-weights", "max-context", "max-source", "max-batch", "max-gamma", "max-tree-nodes",
     "calibration-text",
+    "accept-parity",
 )  # fmt: skip
 """Options that are called as those of outrider export, which checks them."""
 
