@@ -19,6 +19,7 @@ from outrider.runtime.prefixes import reuse as prefixes
 from outrider.runtime.prefixes.reuse import FEWEST, num_usable
 
 from tests.mutants import assert_caught
+from tests.runtime.grammar.letters import forms, regex
 from tests.runtime.markov import PAIRS, Harness, limits, spec
 from tests.runtime.pair import PairHarness
 
@@ -359,3 +360,33 @@ def test_answers_of_a_bundle_are_the_same_at_every_split_point(
     assert found == answers(over_bundle(0))
     splits = [keeping.finished(f"greedy {split}").num_cached for split in range(FEWEST, 40, 3)]
     assert splits == [*range(FEWEST, 40, 3)]
+
+
+def test_what_is_kept_of_a_draft_model_lies_under_its_own_tokens() -> None:
+    """Behind forced tokens too, with a draft model that likes least what the target likes best."""
+    _, target, _ = PAIRS["F6"]
+    bounds = limits(6)
+    one = Harness(
+        "F6",
+        target=ScriptedEngine(target, bounds),
+        draft=ScriptedEngine(lambda prefix: -target(prefix), bounds),
+        forms=forms(),
+        prefix_cache_bytes=ROOM,
+        prefill_chunk=16,
+    )
+    cache = one.worker._rows._prefixes
+    assert cache is not None
+    lengths = []
+    for max_tokens in range(8, 24):
+        scope = str(max_tokens)
+        one.submit(
+            scope, TEXT[:20], cache_scope=scope, drafter="model", gamma=4, max_tokens=max_tokens,
+            end_tokens=(5,), grammar=regex("(abc(a|b)|cab(b|c)){5}"),
+        )  # fmt: skip
+        while one.worker.run_step():  # no other audit than the one below
+            pass
+        text = [*TEXT[:20], *one.tokens(scope)]
+        kept = [int(t) for piece in cache._tree.find((1, scope), text) for t in piece.ravel()]
+        assert kept == text[: len(kept)]
+        lengths.append(len(kept))
+    assert max(lengths) > 25
