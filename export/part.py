@@ -160,7 +160,7 @@ class _Export:
         if no_device:
             certificate[NO_DEVICE] = no_device
         if exact is not own:
-            certificate[ACCEPTED_PARITY] = exact.value
+            certificate[ACCEPTED_PARITY] = exact.accepted
         return self._entry(), certificate
 
     def _why_no_device(self) -> str:

@@ -52,9 +52,8 @@ def prepare(
         BundleError: the model's logits are not numbers.
     """
     reference = Reference(model)
-    float32_bound(
-        reference, facts, max_gamma=max_gamma
-    )  # refuses what is not a number before all else
+    # Refuses what is not a number before all else.
+    float32_bound(reference, facts, max_gamma=max_gamma)
     prepare_parity(reference, facts, max_gamma=max_gamma, report=report)
     if max_tree_nodes:
         prepare_tree_parity(reference, facts, max_tree_nodes=max_tree_nodes)
@@ -213,7 +212,7 @@ def _refuse_farther(
         )
     for case, values in compared:
         now, before = (_number(one, "max_difference") for one in (values, then[case]))
-        if not now <= _MOST_FARTHER * before + exact.value:
+        if not now <= _MOST_FARTHER * before + exact.of(0.0):
             raise BundleError(
                 f"{name}: case {case} differs by {now:.3g} from this checkpoint, by {before:.3g} from the one that the "
                 "bundle was made from: it is another one, or the graph is broken"

@@ -92,7 +92,7 @@ def _check_engine(
         why = (
             f"{_MOST_FARTHER} times what its graphs are from the checkpoint, and as a float32 graph"
         )
-        bound = replace(bound, value=farthest + bound.value, why=why)
+        bound = replace(bound, value=farthest + bound.of(0.0), why=why)
     expected = reference.logits(prompts, sources)
     with closing(open_engine(bundle, part, device=device, max_batch=len(prompts))) as engine:
         answered = _logits(engine, prompts, sources, manifest.max_gamma)

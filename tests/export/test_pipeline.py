@@ -11,6 +11,12 @@ from outrider.engines.bundle.names import DEVICE_FILE, LOGITS
 from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.export import part
 from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.verify.command import verify
+
+PLAIN = ServerConfig(default_gamma=1)
 
 
 def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
@@ -138,3 +144,34 @@ def test_an_export_prints_nothing_of_the_libraries(
 ) -> None:
     export_small(max_tree_nodes=0)
     assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_accepted_is_recorded_and_told(
+    tiny_bundle: Path, export_small: Callable[..., Bundle], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of each part, by the manifest, verify-sampler and the server's start; a plain export says nothing of it."""
+    assert load_bundle(tiny_bundle).manifest.accepted_words() == ""
+    bundle = export_small(accept_parity=0.5, max_tree_nodes=0)
+    words = "target: its logits may differ by 0.5 from its checkpoint's, beyond its own rounding"
+    assert bundle.manifest.accepted_parity("target") == 0.5
+    assert bundle.manifest.certificate["target"]["tolerance"] == 0.5
+    report = verify(bundle.root, num_samples=200, false_alarm=1e-6, seed=0)
+    assert words in report.table()
+    with caplog.at_level("WARNING"):
+        open_serving(bundle.root, ServeOptions(device="cpu", config=PLAIN)).close()
+    assert words in caplog.text
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_nothing_is_accepted_that_is_no_difference(
+    export_small: Callable[..., Bundle], value: float
+) -> None:
+    with pytest.raises(BundleError, match="accept_parity must be a number above 0"):
+        export_small(accept_parity=value, progress=pytest.fail)
+
+
+@pytest.mark.parametrize("asked", [1, 10_000])
+def test_a_context_beyond_the_bundles_is_refused_by_name(tiny_bundle: Path, asked: int) -> None:
+    most = load_bundle(tiny_bundle).manifest.max_context
+    with pytest.raises(ConfigError, match=rf"max_context: must be in \[2, {most}\], the bundle's"):
+        open_serving(tiny_bundle, ServeOptions(device="cpu", config=PLAIN, max_context=asked))

@@ -153,5 +153,8 @@ def test_a_wider_bound_is_accepted_and_says_what_it_would_have_been() -> None:
     own = bound_of(model)
     assert bound_of(model, own.value / 2) == own
     wide = bound_of(model, 1.0)
-    assert (wide.value, wide.rounding) == (1.0, own.rounding)
+    assert wide.of(0.0) == wide.of(own.rounding) == 1.0
+    # Where PyTorch rounds more, no more than either allows: what is accepted is not multiplied.
+    assert wide.of(10 * own.rounding) == 1.0
+    assert wide.of(2 * own.rounding / own.value) == own.of(2 * own.rounding / own.value) > 1.0
     assert wide.why == f"accepted; without --accept-parity {own.value:.3g}, {own.why}"
