@@ -19,8 +19,8 @@ from outrider.runtime.offline.rig import Answer
 from rich.progress import track
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, PreTrainedModel
 
-from scripts.bench.tools.common import Rig, open_rig
-from scripts.bench.tools.sources import TASKS, task_sources
+from scripts.tools.common import Rig, open_rig
+from scripts.tools.sources import TASKS, task_sources
 
 Ranked = list[tuple[tuple[int, ...], float]]
 """Tokens and scores of hypotheses, best first."""

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from scripts.bench.tools.common import Rig, code_prompts, open_rig
-from scripts.bench.tools.sources import task_sources
+from scripts.tools.common import Rig, code_prompts, open_rig
+from scripts.tools.sources import task_sources
 
 COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tree+suffix")
 ALL = "all"

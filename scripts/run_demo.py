@@ -17,8 +17,8 @@ from outrider.runtime.cli.trace import print_report, print_step, whole_text
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 
-from scripts.bench.tools.results import ROOT
-from scripts.soak.server import outrider, running_server
+from scripts.lab.soak.server import outrider, running_server
+from scripts.tools.results import ROOT
 
 PROMPT = "def read_lines(path, encoding=None):\n"
 CONTEXT = 1024

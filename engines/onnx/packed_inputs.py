@@ -6,9 +6,9 @@ Rows of B spans of up to T tokens, of which N are real, one behind the other in 
     packed   [a0 a1 a2   b0      d0 d1]
 
 Attention sees the rectangle [B, T]. The places of rows follow from the spans' lengths; a graph that works them out by
-itself runs a dozen nodes per call on a few numbers each, a tenth of a small model's call (python -m
-scripts.bench.graph). Padding of a row repeats its last token; a row without tokens shows any, which nobody reads: what
-it writes to its slot lies behind the slot's end, and is overwritten or zeroed by the slot's next extend.
+itself runs a dozen nodes per call on a few numbers each, a tenth of a small model's call. Padding of a row repeats its
+last token; a row without tokens shows any, which nobody reads: what it writes to its slot lies behind the slot's end,
+and is overwritten or zeroed by the slot's next extend.
 
 Calls of all shapes are written to the beginnings of the same arrays, so that a shape that was not seen yet needs no
 memory of its own.

@@ -29,8 +29,6 @@ from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import AUTO, DEVICE, Pair
 from outrider.runtime.verify.command import verify
 
-from scripts.bench.tools.results import ROOT
-from scripts.demo_pair.widen import PAIRS
 from scripts.gpu.evidence import find_evidence
 from scripts.gpu.machine import Rates, describe_machine, measure_rates
 from scripts.gpu.pairs import make_pair
@@ -41,6 +39,8 @@ from scripts.gpu.rounds import check_rounds
 from scripts.gpu.speed import Speed, measure_speed
 from scripts.gpu.steps import check_steps
 from scripts.gpu.times import time_shapes
+from scripts.lab.widen.widen import PAIRS
+from scripts.tools.results import ROOT
 
 CONTRACT = ROOT / "tests" / "engines" / "device" / "contract.py"
 CONTRACT_SLOTS = 3

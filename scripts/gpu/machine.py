@@ -21,7 +21,7 @@ from outrider.engines.devices import CPU, CUDA, Device
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session, why_unavailable
 
-from scripts.bench.tools.results import installed_versions
+from scripts.tools.results import installed_versions
 
 PACKAGES = (
     "numpy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx-cu13-libs", "cuda-bindings",

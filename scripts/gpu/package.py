@@ -26,8 +26,8 @@ from typing import Annotated
 import typer
 from outrider.engines.bundle.names import DEVICE_FILE
 
-from scripts.bench.tools.results import ROOT
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
+from scripts.tools.results import ROOT
 
 PART_BYTES = 26 << 20
 ARCHIVE = "package.tar.xz"

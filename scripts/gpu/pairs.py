@@ -8,7 +8,7 @@ from pathlib import Path
 
 from outrider.engines.devices import TENSORRT, Device
 
-from scripts.bench.tools.results import ROOT
+from scripts.tools.results import ROOT
 
 # What is measured needs no more; caches of longer contexts would only take memory.
 _LIMITS = ("--max-context", "1024", "--max-batch", "8")
@@ -19,7 +19,7 @@ def pair_commands(name: str, work: Path, device: Device) -> list[list[str]]:
     """Commands, in order, that leave a bundle of a widened pair at ``work``/name.bundle.
 
     Args:
-        name: of ``scripts.demo_pair.widen.PAIRS``.
+        name: of ``scripts.lab.widen.widen.PAIRS``.
         work: folder for checkpoints and bundle.
         device: TensorRT's needs plans.
     """
@@ -27,7 +27,7 @@ def pair_commands(name: str, work: Path, device: Device) -> list[list[str]]:
     cli = [sys.executable, "-m", "outrider.runtime.cli"]
     models = ["--target", str(checkpoints / "target"), "--draft", str(checkpoints / "draft")]
     export = [*cli, "export", *models, "--out", str(bundle), "--weights", _WEIGHTS, *_LIMITS]
-    commands = [[sys.executable, "-m", "scripts.demo_pair.widen", name, str(checkpoints)], export]
+    commands = [[sys.executable, "-m", "scripts.lab.widen.widen", name, str(checkpoints)], export]
     if device.kind == TENSORRT:
         commands.append([*cli, "build", str(bundle)])
     return commands

@@ -19,7 +19,7 @@ from outrider.engines.opening import open_engine
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from transformers import AutoModelForCausalLM
 
-from scripts.bench.tools.common import code_prompts
+from scripts.tools.common import code_prompts
 
 Part = Literal["target", "draft"]
 Logits = Callable[[list[int]], FloatArray]

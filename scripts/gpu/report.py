@@ -9,8 +9,6 @@ from typing import Any
 
 from outrider.runtime.verify.report import VerifyReport
 
-from scripts.bench.tools.results import Row
-from scripts.bench.tools.tables import markdown
 from scripts.gpu.evidence import Evidence
 from scripts.gpu.machine import Rates
 from scripts.gpu.parity import Parity
@@ -19,6 +17,8 @@ from scripts.gpu.rounds import render as render_rounds
 from scripts.gpu.speed import Speed
 from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import ALLOWED_OVER_FLOOR, Timing
+from scripts.tools.results import Row
+from scripts.tools.tables import markdown
 
 
 @dataclass(slots=True)

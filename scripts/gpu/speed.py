@@ -13,9 +13,9 @@ from outrider.runtime.offline.speed import num_trials
 from outrider.runtime.oracle.analysis import walltime_factor
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
-from scripts.bench.tools.common import code_prompts
 from scripts.gpu.serving import Served, serve
 from scripts.gpu.times import CONTEXT, fill, time_call
+from scripts.tools.common import code_prompts
 
 # Of the generalised Theorem 3.8 (Leviathan et al. 2023).
 LEAST_SHARE = 0.9

@@ -26,7 +26,7 @@ from outrider.runtime.core import errors
 from outrider.runtime.serving.status import trailing_status
 from outrider.v1 import inference_pb2 as wire
 
-from scripts.bench.doors.certificates import Authority
+from tests.certificates import Authority
 
 KEY = "sk-outrider-0123456789"
 # Seconds until a call that gets no answer fails its test; any machine needs far less.

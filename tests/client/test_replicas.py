@@ -14,8 +14,8 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.doors.options import DoorOptions
 
-from scripts.bench.doors.certificates import Authority
-from scripts.soak.fleet.ports import free_ports
+from tests.certificates import Authority
+from tests.ports import free_ports
 from tests.runtime.conftest import Running, Start
 from tests.runtime.serving.supervision.test_watchdog import Stuck
 

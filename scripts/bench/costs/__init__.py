@@ -1,1 +1,0 @@
-"""What one kind of work costs beside another: one file a question."""

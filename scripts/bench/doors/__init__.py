@@ -1,1 +1,0 @@
-"""What doors cost and keep: authentication, certificates that change, quotas, deadlines without hope."""

@@ -1,1 +1,0 @@
-"""Trains, widens and describes the demo pair."""

@@ -1,0 +1,1 @@
+"""Benchmarks, other engines, long runs, sweeps and wider models: no part of what is installed."""

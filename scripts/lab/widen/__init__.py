@@ -1,0 +1,1 @@
+"""Trained pairs at any size."""

@@ -1,1 +1,0 @@
-"""The same for protocols beside outrider.v1."""

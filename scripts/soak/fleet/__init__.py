@@ -1,1 +1,0 @@
-"""Replicas as processes and on a Ray cluster, and an account of what became of requests to them."""
