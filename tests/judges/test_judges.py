@@ -1,0 +1,66 @@
+"""What the server answers, and what people see of it, is as it was recorded (``python -m tests.judges.record``)."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.judges.outcomes import Outcome
+from tests.judges.record import OUTCOMES, SURFACE, kept_requests, outcomes, read_lines
+from tests.judges.surface import surface
+
+
+def differing(found: list[Outcome], recorded: list[Outcome]) -> list[str]:
+    """Return which requests had another outcome, the first ones in words."""
+    requests = kept_requests()
+    return [
+        f"{request.method} {request.body!r}: {new}, recorded {old}"
+        for request, new, old in zip(requests, found, recorded, strict=True)
+        if new != old
+    ]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Outcome]:
+    return read_lines(OUTCOMES)
+
+
+async def test_requests_of_all_protocols_have_the_outcomes_that_were_recorded(
+    recorded: list[Outcome],
+) -> None:
+    found = await outcomes(kept_requests())
+    changed = differing(found, recorded)
+    assert not changed, "\n".join([f"{len(changed)} differ", *changed[:5]])
+
+
+def test_what_is_recorded_has_answers_and_refusals_of_every_protocol(
+    recorded: list[Outcome],
+) -> None:
+    requests = kept_requests()
+    assert len(requests) >= 2000
+    for name in ("/outrider.v1", "/vllm.grpc", "/inference", "/v1/completions", "/v1/chat"):
+        codes = [
+            str(one["code"])
+            for asked, one in zip(requests, recorded, strict=True)
+            if asked.method.startswith(name)
+        ]
+        assert sum(code in ("OK", "200") for code in codes) > 90
+        assert sum(code in ("INVALID_ARGUMENT", "400") for code in codes) > 90
+    assert not any(one["code"] in ("INTERNAL", "UNKNOWN", 500) for one in recorded)
+
+
+@pytest.mark.parametrize("part", ["code", "fields", "reason", "answer"])
+def test_a_changed_outcome_is_seen(part: str, recorded: list[Outcome]) -> None:
+    number = next(i for i, one in enumerate(recorded) if one.get(part))
+    changed = [dict(one) for one in recorded]
+    changed[number][part] = "another"
+    assert len(differing(changed, recorded)) == 1
+
+
+def test_metrics_options_settings_and_mutants_are_those_that_were_recorded() -> None:
+    kept = json.loads(SURFACE.read_text(encoding="utf-8"))
+    found = json.loads(json.dumps(surface()))
+    for name, values in kept.items():
+        assert found[name] == values, name
+    assert found.keys() == kept.keys()
