@@ -8,7 +8,7 @@ import pytest
 
 from tests.judges.outcomes import Outcome
 from tests.judges.record import OUTCOMES, SURFACE, kept_requests, outcomes, read_lines
-from tests.judges.surface import surface
+from tests.judges.surface import ROOT, surface
 
 
 def differing(found: list[Outcome], recorded: list[Outcome]) -> list[str]:
@@ -64,3 +64,15 @@ def test_metrics_options_settings_and_mutants_are_those_that_were_recorded() -> 
     for name, values in kept.items():
         assert found[name] == values, name
     assert found.keys() == kept.keys()
+
+
+PROMISES: dict[str, list[str]] = json.loads((ROOT / "tests/judges/promises.json").read_text())
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_a_promise_of_the_readme_has_its_tests(promise: str) -> None:
+    """Whoever changes the words looks at the tests, and the other way round."""
+    assert promise in (ROOT / "README.md").read_text(encoding="utf-8")
+    for test in PROMISES[promise]:
+        file, _, name = test.partition("::")
+        assert f"def {name or 'test_'}" in (ROOT / file).read_text(encoding="utf-8"), test
