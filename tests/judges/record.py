@@ -1,5 +1,6 @@
-"""Records anew what the judges hold: ``python -m tests.judges.record [requests] [outcomes] [surface]``, all by default.
+"""Records anew what the judges hold: ``python -m tests.judges.record [requests] [outcomes] [surface] [bundles]``.
 
+All of it by default.
 ``requests`` draws requests again, which is seldom meant; the others are what a change of behaviour changes.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import grpc.aio
 from outrider.runtime.serving.opening import ServeOptions
 
+from tests.judges.bundles import bundles
 from tests.judges.outcomes import Outcome, of_grpc, of_http
 from tests.judges.requests import Asked, drawn
 from tests.judges.surface import surface
@@ -26,14 +28,19 @@ from tests.runtime.serving.chat.test_requests import TOKENIZER, chat_server
 from tests.runtime.serving.http.client import serving_http
 
 HERE = Path(__file__).parent
-REQUESTS, OUTCOMES, SURFACE = (
-    HERE / name for name in ("requests.jsonl.gz", "outcomes.jsonl.gz", "surface.json")
+REQUESTS, OUTCOMES, SURFACE, BUNDLES = (
+    HERE / name
+    for name in ("requests.jsonl.gz", "outcomes.jsonl.gz", "surface.json", "bundles.json")
 )
 
 
 def write_lines(path: Path, lines: Sequence[Any]) -> None:
     text = "".join(f"{json.dumps(one, sort_keys=True)}\n" for one in lines)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def write_table(path: Path, table: Any) -> None:
+    path.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def read_lines(path: Path) -> list[Any]:
@@ -61,14 +68,16 @@ async def outcomes(requests: Sequence[Asked]) -> list[Outcome]:
 
 
 def main(names: Sequence[str]) -> None:
-    wanted = names or ("requests", "outcomes", "surface")
+    wanted = names or ("requests", "outcomes", "surface", "bundles")
     if "requests" in wanted:
         lines = [(one.way, one.method, base64.b64encode(one.body).decode()) for one in drawn()]
         write_lines(REQUESTS, lines)
     if "outcomes" in wanted:
         write_lines(OUTCOMES, asyncio.run(outcomes(kept_requests())))
     if "surface" in wanted:
-        SURFACE.write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_table(SURFACE, surface())
+    if "bundles" in wanted:
+        write_table(BUNDLES, bundles())
 
 
 if __name__ == "__main__":

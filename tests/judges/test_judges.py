@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from tests.judges.bundles import VARIANTS, bundle
 from tests.judges.outcomes import Outcome
-from tests.judges.record import OUTCOMES, SURFACE, kept_requests, outcomes, read_lines
+from tests.judges.record import BUNDLES, OUTCOMES, SURFACE, kept_requests, outcomes, read_lines
 from tests.judges.surface import ROOT, surface
 
 
@@ -64,6 +65,17 @@ def test_metrics_options_settings_and_mutants_are_those_that_were_recorded() -> 
     for name, values in kept.items():
         assert found[name] == values, name
     assert found.keys() == kept.keys()
+
+
+RECORDED_BUNDLES = json.loads(BUNDLES.read_text(encoding="utf-8"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_bundle_has_the_graphs_that_were_recorded(name: str) -> None:
+    found = bundle(name)
+    for part, values in RECORDED_BUNDLES[name].items():
+        assert found[part] == values, part
 
 
 PROMISES: dict[str, list[str]] = json.loads((ROOT / "tests/judges/promises.json").read_text())

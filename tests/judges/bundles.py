@@ -1,0 +1,80 @@
+"""What the export makes of twelve tiny models: each graph's operators, names and shapes, and greedy tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+from outrider import SamplingParams
+from outrider.export.pipeline import export_bundle
+from outrider.runtime.offline.llm import LLM
+
+from scripts.check_parity import random_model
+from tests.conftest import VOCAB_SIZE, write_llama, write_t5, write_tokenizer
+
+LLAMA: dict[str, Any] = {"max_context": 64, "max_batch": 2, "max_gamma": 3, "max_tree_nodes": 0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{kind: ("llama", {**LLAMA, "weights": kind}) for kind in ("float32", "half", "int8", "int4", "w8a8")},
+    "pair": ("llama", {**LLAMA, "has_draft": True}),
+    "trees": ("llama", {**LLAMA, "max_tree_nodes": 8}),
+    "t5": ("t5", {**LLAMA, "max_source": 16}),
+    **{family: (family, LLAMA) for family in ("gpt2", "gemma3_text", "qwen3", "gpt_neox")},
+}  # fmt: skip
+
+
+def write_model(family: str, folder: Path) -> None:
+    if family == "llama":
+        write_llama(folder, num_layers=2, hidden_size=64, seed=1)
+    elif family == "t5":
+        write_t5(folder, num_layers=2, hidden_size=32, seed=1)
+    else:
+        random_model(family, 256, vocab_size=VOCAB_SIZE).save_pretrained(folder)
+        write_tokenizer(folder)
+
+
+def structure(path: Path) -> str:
+    """Return a hash of a graph but for the values of its weights."""
+    graph = onnx.load(path, load_external_data=False).graph
+    lines = [
+        f"{node.domain} {node.op_type} {[*node.input]} {[*node.output]} "
+        f"{sorted((one.name, one.type) for one in node.attribute)}"
+        for node in graph.node
+    ]
+    lines += sorted(f"{one.name} {one.data_type} {[*one.dims]}" for one in graph.initializer)
+    lines += [str(one) for one in (*graph.input, *graph.output)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def bundle(name: str) -> dict[str, Any]:
+    """Export a variant; return its files, its graphs' hashes and greedy tokens."""
+    family, options = VARIANTS[name]
+    options = dict(options)
+    with tempfile.TemporaryDirectory() as scratch:
+        target, root = Path(scratch) / "target", Path(scratch) / "bundle"
+        write_model(family, target)
+        draft = None
+        if options.pop("has_draft", False):
+            draft = Path(scratch) / "draft"
+            write_llama(draft, num_layers=1, hidden_size=32, seed=2)
+        export_bundle(target=target, draft=draft, out=root, progress=lambda _: None, **options)
+        files = sorted(str(one.relative_to(root)) for one in root.rglob("*") if one.is_file())
+        graphs = {one: structure(root / one) for one in files if one.endswith(".onnx")}
+        with LLM(root, device="cpu", gamma=0, drafter="lookup") as llm:
+            (answer,) = llm.generate(
+                [[5, 9, 7, 30]], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+            )
+        keys = sorted(json.loads((root / "manifest.json").read_text()))
+    return {
+        "files": files,
+        "graphs": graphs,
+        "manifest": keys,
+        "greedy": answer.outputs[0].token_ids,
+    }
+
+
+def bundles() -> dict[str, Any]:
+    return {name: bundle(name) for name in VARIANTS}
