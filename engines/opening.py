@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
 from outrider.engines.base import BundleError, Engine, EngineError
-from outrider.engines.bit_equality import BitEquality, has_equal_bits
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.determinism import BitEquality, has_equal_bits
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.devices import (
     CPU,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray, IntArray
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ACCEPTED_PARITY, NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
-from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_bound, half_logits
 from outrider.export.certificate.parity import (

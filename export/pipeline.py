@@ -15,9 +15,9 @@ from pathlib import Path
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
-from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.memory import machine_memory_bytes, size_words
 from outrider.export.checkpoint import Checkpoint, open_checkpoint

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import EncoderDecoder
 from outrider.engines.bundle.names import TOKENIZER_FILE
-from outrider.engines.bundle.text2text import TextToText
 from outrider.export.chat import write_chat, write_generation_defaults
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenizers
@@ -44,7 +44,7 @@ def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer | None]:
     return read_tokenizers(checkpoint.path, checkpoint.config).tokenizers()
 
 
-def write_texts(target: Checkpoint, root: Path) -> TextToText | None:
+def write_texts(target: Checkpoint, root: Path) -> EncoderDecoder | None:
     """Write the target's tokenizers to a bundle's folder; return how its texts become tokens, if it has an encoder.
 
     Without one, its chat templates and generation defaults are written too, where it has some.

@@ -24,7 +24,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, Progressed
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("engines", "export", "proto", "runtime", "scripts")
@@ -94,7 +94,7 @@ class Profiler:
 def ways(root: Path, batch: int, *, gamma: int | None, is_enabled: bool) -> list[Way]:
     """Return what steps of a bundle enter, those with the fewest calls first; gamma None is chosen by the server."""
     config = ServerConfig(max_running=batch, default_gamma=gamma)
-    serving = open_serving(root, ServeOptions(config=config))
+    serving = load_model(root, ServeOptions(config=config))
     events: list[Event] = []
     for number in range(batch):
         spec = RequestSpec(

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.runtime.loop.totals import Totals
-from outrider.runtime.serving.watch.metrics import Metrics
-from outrider.runtime.serving.watch.process import EngineState, State
-from outrider.runtime.serving.watch.worker import WorkerMetrics, WorkerView
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.observability.process import EngineState, State
+from outrider.runtime.serving.observability.worker import WorkerMetrics, WorkerView
 from prometheus_client import Counter
 from prometheus_client.core import Metric
 

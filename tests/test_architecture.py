@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 CONTRACTS = "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.device.rounds"
 ENGINES = (
     f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle "
-    "engines.bit_equality engines.memory engines.room"
+    "engines.determinism engines.memory engines.room"
 )
 DEVICE = f"{ENGINES} engines.device engines.sampling"
 CORE = f"numpy {CONTRACTS} runtime.core runtime.grammar.base"
@@ -36,13 +36,14 @@ RULES = {
     "runtime.oracle": CORE,
     "runtime.gamma": f"{CORE} runtime.drafters",
     "runtime.grammar": CORE,
-    "runtime.prefixes": CORE,
+    "runtime.prefix_cache": CORE,
     "runtime.drafters": f"{CORE} engines.jit",
-    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar runtime.prefixes "
+    "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar runtime.prefix_cache "
     "runtime.admission engines.sampling",
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
-    "runtime.serving.doors": f"{GRPC} runtime.core runtime.serving.status runtime.serving.watch.logs prometheus_client",
+    "runtime.serving.security": f"{GRPC} runtime.core runtime.serving.status "
+    "runtime.serving.observability.logs prometheus_client",
     "runtime.ray": "google outrider.v1 runtime",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
@@ -83,18 +84,18 @@ HEAVY = {
     "matplotlib": "runtime.offline",
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
-    "cryptography": "engines.bundle.signatures runtime.serving.doors",
+    "cryptography": "engines.bundle.signatures runtime.serving.security",
     "starlette": "runtime.serving.http",
     "uvicorn": "runtime.serving.http",
-    "jwt": "runtime.serving.doors",
+    "jwt": "runtime.serving.security",
     "smg_grpc_proto": "runtime.serving.vllm",
-    "opentelemetry": "runtime.serving.watch.spans",
+    "opentelemetry": "runtime.serving.observability.spans",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.doors runtime.serving.http.opening runtime.serving.dialects "
-    "runtime.serving.watch.tracing outrider"
+    "runtime.grammar.library runtime.serving.security runtime.serving.http.factory runtime.serving.protocols "
+    "runtime.serving.observability.tracing outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"

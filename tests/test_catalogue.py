@@ -241,7 +241,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
         "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },
     "what is kept changes no answer": {
-        "runtime/prefixes/test_reuse": (
+        "runtime/prefix_cache/test_reuse": (
             "test_answers_are_the_same_wherever_a_prompt_parts",
             "test_answers_of_a_bundle_are_the_same_at_every_split_point",
             "test_of_a_text_with_trees_what_chains_wrote_is_kept",
@@ -275,7 +275,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_failure_that_does_not_come_again_ends_nobody",
             "test_a_guilty_search_ends_alone",
         ),
-        "runtime/serving/test_isolated": (
+        "runtime/serving/test_engine_process": (
             "test_a_killed_engine_ends_the_stream_that_began_and_serves_the_rest_again",
         ),
     },

@@ -18,6 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from outrider.engines.base import BundleError, EngineLimits
+from outrider.engines.bundle.encoder_decoder import (
+    CROSS_FILE,
+    DEVICE_ENCODE_FILE,
+    ENCODE_FILE,
+    SOURCE_TOKENIZER_FILE,
+)
 from outrider.engines.bundle.files import (
     MANIFEST_FILE,
     FileStamp,
@@ -44,12 +50,6 @@ from outrider.engines.bundle.names import (
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER
 from outrider.engines.bundle.signatures import check_signature
-from outrider.engines.bundle.text2text import (
-    CROSS_FILE,
-    DEVICE_ENCODE_FILE,
-    ENCODE_FILE,
-    SOURCE_TOKENIZER_FILE,
-)
 
 # Ampere's, the first GPUs that multiply in it.
 _LEAST_OF_BFLOAT16 = 8

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import (
+    EncoderDecoder,
+    SourceEntry,
+    read_source_entry,
+    read_text2text,
+)
 from outrider.engines.bundle.fields import FieldReader
 from outrider.engines.bundle.files import MANIFEST_FILE, UNFINISHED_MANIFEST, FileEntry
 from outrider.engines.bundle.plans import PlanEntry, read_plans
 from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
-from outrider.engines.bundle.text2text import (
-    SourceEntry,
-    TextToText,
-    read_source_entry,
-    read_text2text,
-)
 
 SCHEMA_VERSION = 1
 # Of bundles whose models have an encoder, which an earlier server cannot serve.
@@ -96,7 +96,7 @@ class Manifest:
     certificate: Mapping[str, object] = field(default_factory=dict)
     plans: tuple[PlanEntry, ...] = ()
     serving: ServingDefaults | None = None
-    text2text: TextToText | None = None
+    text2text: EncoderDecoder | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def no_device(self, path: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import SourceEntry, used_ids
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
-from outrider.engines.bundle.text2text import SourceEntry, used_ids
 
 
 def check_manifest(manifest: Manifest) -> None:

@@ -12,6 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from outrider.engines.base import EngineError, EngineLimits, IntArray, Source, Span
+from outrider.engines.bundle.encoder_decoder import (
+    ENCODE_FILE,
+    SOURCE,
+    SOURCE_LENGTH,
+    SourceEntry,
+    cross_past_names,
+    cross_present_names,
+)
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.plans import (
     DEFAULT_OPT_BATCH,
@@ -23,14 +31,6 @@ from outrider.engines.bundle.plans import (
     profile_for,
     source_capacity,
     why_unfit,
-)
-from outrider.engines.bundle.text2text import (
-    ENCODE_FILE,
-    SOURCE,
-    SOURCE_LENGTH,
-    SourceEntry,
-    cross_past_names,
-    cross_present_names,
 )
 from outrider.engines.device.base import PlanDevice
 from outrider.engines.device.kv_cache import PlanCache

@@ -7,6 +7,12 @@ from typing import Any
 
 import numpy as np
 from outrider.engines.base import IntArray, Span
+from outrider.engines.bundle.encoder_decoder import (
+    SOURCE,
+    SOURCE_LENGTH,
+    cross_past_names,
+    cross_present_names,
+)
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import (
     ANCESTORS,
@@ -21,12 +27,6 @@ from outrider.engines.bundle.names import (
     present_names,
 )
 from outrider.engines.bundle.plans import PlanEntry, Shape, source_capacity
-from outrider.engines.bundle.text2text import (
-    SOURCE,
-    SOURCE_LENGTH,
-    cross_past_names,
-    cross_present_names,
-)
 from outrider.engines.device.base import Call, DeviceTensor
 
 # Of the caches. NumPy has no bfloat16; two bytes that nobody computes with stand for it.

@@ -14,6 +14,7 @@ from typing import Any
 
 from outrider.engines.base import BundleError, EngineLimits
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import (
     ANCESTORS,
@@ -35,7 +36,6 @@ from outrider.engines.bundle.plans import (
     plan_capacities,
     source_capacity,
 )
-from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE
 from outrider.engines.device.base import PlanDevice
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.padding import row_sizes

@@ -10,6 +10,16 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as library
 from outrider.engines.base import BundleError, EngineError
+from outrider.engines.bundle.encoder_decoder import (
+    CROSS_FILE,
+    ENCODE_FILE,
+    HIDDEN,
+    SOURCE,
+    SOURCE_LENGTH,
+    SourceEntry,
+    cross_past_names,
+    cross_present_names,
+)
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import (
     LOGIT_POSITIONS,
@@ -19,16 +29,6 @@ from outrider.engines.bundle.names import (
     TOKENS,
     past_names,
     present_names,
-)
-from outrider.engines.bundle.text2text import (
-    CROSS_FILE,
-    ENCODE_FILE,
-    HIDDEN,
-    SOURCE,
-    SOURCE_LENGTH,
-    SourceEntry,
-    cross_past_names,
-    cross_present_names,
 )
 from outrider.engines.kv_cache import KvCache
 from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages

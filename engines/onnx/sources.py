@@ -31,8 +31,7 @@ from outrider.engines.base import (
     Source,
 )
 from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.text2text import (
+from outrider.engines.bundle.encoder_decoder import (
     ENCODE_FILE,
     HIDDEN,
     SOURCE,
@@ -41,6 +40,7 @@ from outrider.engines.bundle.text2text import (
     cross_past_names,
     cross_present_names,
 )
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, source_capacities
 from outrider.engines.onnx.session import (
     LIBRARY_ERRORS,

@@ -2,7 +2,7 @@
 
 Simple and slow on purpose. It keeps the tokens of every slot and computes each span from the
 first token on, without a cache, one slot at a time: nothing that could hide a mistake of the
-faster engines. Serving never imports it.
+faster engines. LoadedModel never imports it.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.encoder_decoder import SOURCE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.plans import PREFILL, Machine, PlanEntry, Shape, why_unfit
-from outrider.engines.bundle.text2text import SOURCE
 from outrider.engines.device.cuda import CudaDevice, compute_capability
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.padding import row_sizes

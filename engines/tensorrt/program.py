@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.encoder_decoder import SOURCE
 from outrider.engines.bundle.names import ANCESTORS, COLUMNS, TOKENS
 from outrider.engines.bundle.plans import PlanEntry
-from outrider.engines.bundle.text2text import SOURCE
 from outrider.engines.device.base import Call, DeviceTensor
 from outrider.engines.device.cuda import CudaDevice, RecordedWork
 from outrider.engines.device.recordings import Recordings

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
-from outrider.engines.bundle.text2text import SOURCE, SOURCE_LENGTH
+from outrider.engines.bundle.encoder_decoder import SOURCE, SOURCE_LENGTH
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.export.facts import ModelFacts
 from outrider.export.weights.half_products import is_cache, is_source_cache

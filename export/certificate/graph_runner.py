@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
-from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
+from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
-from outrider.export.certificate.twin import HALF_KINDS, twin_of
+from outrider.export.certificate.half_emulation import HALF_KINDS, twin_of
 from outrider.export.facts import ModelFacts
 
 # Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened

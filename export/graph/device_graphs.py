@@ -31,7 +31,7 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
-from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
+from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
 from outrider.export.graph.attention_kinds import (
     LENGTHS,
     AttentionKind,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.bundle import names
-from outrider.engines.bundle.text2text import SOURCE
+from outrider.engines.bundle.encoder_decoder import SOURCE
 from outrider.export.graph.attention_kinds import (
     BIAS,
     QUERIES,

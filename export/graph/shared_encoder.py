@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
-from outrider.engines.bundle.text2text import CROSS_FILE, HIDDEN, SOURCE
+from outrider.engines.bundle.encoder_decoder import CROSS_FILE, HIDDEN, SOURCE
 from outrider.export.graph.edits import constant_tensor, drop_unused, put_input
 
 _AXES = ("batch", "length")

@@ -18,7 +18,7 @@ import onnx
 import onnx_ir as ir
 import torch
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.text2text import ENCODE_FILE
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.export.facts import ModelFacts, SourceFacts, model_facts
 from outrider.export.graph.attention_kinds import (
     AttentionKind,
@@ -30,12 +30,12 @@ from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
 from outrider.export.graph.tracing import experts, kv_export, latents, stack_tables, windows
 from outrider.export.graph.tracing.angles import original_angles
+from outrider.export.graph.tracing.encoder_decoder import SourcedDecoder, SourceReader
 from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
-from outrider.export.graph.tracing.text2text import SourcedDecoder, SourceReader
 from outrider.export.graph.tracing.windows import Windows
 from outrider.export.weights.mapped import StandIns
 from outrider.export.weights.widened import keep_halves

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.engines.base import EngineError
+from outrider.engines.bundle.encoder_decoder import cross_past_names, cross_present_names
 from outrider.engines.bundle.names import past_names, present_names
 from outrider.engines.bundle.plans import Profile, Range
-from outrider.engines.bundle.text2text import cross_past_names, cross_present_names
 from outrider.engines.tensorrt.api import TensorRtApi, make_logger
 
 if TYPE_CHECKING:

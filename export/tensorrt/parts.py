@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
 from outrider.engines.bundle.plans import Profile, derive_profiles, source_capacity
-from outrider.engines.bundle.text2text import ENCODE_FILE, SourceEntry
 from outrider.engines.device.sampling.plans import SAMPLER_PRECISION, sampler_parts, sampler_profile
 from outrider.engines.device.sampling.tensors import (
     KEPT_ROWS,

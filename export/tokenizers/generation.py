@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.text2text import LANGUAGE, Template
+from outrider.engines.bundle.encoder_decoder import LANGUAGE, Template
 from outrider.export.tokenizers.own import Languages
 from transformers import (
     AutoModelForSeq2SeqLM,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import LANGUAGE, TEXT, Template
 from outrider.engines.bundle.names import TOKENIZER_FILE
-from outrider.engines.bundle.text2text import LANGUAGE, TEXT, Template
 from outrider.export.tokenizers.pieces import Vocabulary, piece_names, read_model
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerFast

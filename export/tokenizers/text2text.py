@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import SOURCE_TOKENIZER_FILE, EncoderDecoder, used_ids
 from outrider.engines.bundle.names import TOKENIZER_FILE
-from outrider.engines.bundle.text2text import SOURCE_TOKENIZER_FILE, TextToText, used_ids
 from outrider.export.tokenizers.agreement import check_agreement
 from outrider.export.tokenizers.generation import (
     banned_tokens,
@@ -45,7 +45,7 @@ class TokenizerPair:
         return answers, answers if self.sources is None else Tokenizer.from_str(self.sources)
 
 
-def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> TextToText:
+def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> EncoderDecoder:
     """Write ``tokenizer.json`` and, where sources have their own, ``source_tokenizer.json``; return the facts.
 
     Args:
@@ -60,7 +60,7 @@ def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> TextToT
     pair = _fitting(path.name, _pair(path, own), own.languages.ids, config)
     generation = read_generation(path)
     prefix, target = decoder_prefix(path.name, config, generation, own.languages)
-    found = TextToText(
+    found = EncoderDecoder(
         decoder_prefix=prefix,
         source_template=own.source_template(),
         languages=own.languages.ids,
@@ -136,7 +136,7 @@ def _without_special(contents: str, vocab_size: int) -> str:
     return json.dumps(description, ensure_ascii=False)
 
 
-def _check_used_ids(name: str, found: TextToText, config: PretrainedConfig) -> None:
+def _check_used_ids(name: str, found: EncoderDecoder, config: PretrainedConfig) -> None:
     """Refuse what stands around texts where the model has no embedding for it."""
     of_answers = getattr(config, "decoder_vocab_size", None) or config.vocab_size
     for field, index, size in used_ids(found, config.vocab_size, of_answers):

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
-from outrider.engines.bundle.text2text import SOURCE
+from outrider.engines.bundle.encoder_decoder import SOURCE
 
 # Operators that move values without computing: their result keeps the 16 bits.
 _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})

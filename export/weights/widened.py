@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from outrider.engines.bundle.text2text import ENCODE_FILE
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.export.graph.edits import put_tensor
 from outrider.export.progress import Steps, untold
 

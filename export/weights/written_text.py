@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.names import MODEL_FILE
-from outrider.engines.bundle.text2text import ENCODE_FILE
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
 from outrider.export.facts import ModelFacts, SourceFacts

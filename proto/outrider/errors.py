@@ -82,8 +82,12 @@ class DeadlineExceeded(CallError):
     """The call's deadline or the server's queue timeout passed."""
 
 
-class Hopeless(DeadlineExceeded):
+class DeadlineUnreachable(DeadlineExceeded):
     """The deadline is nearer than a first token could be; nothing was done, another server may make it."""
+
+
+Hopeless = DeadlineUnreachable
+"""Its name before 0.3."""
 
 
 class CallCancelled(CallError):
@@ -115,7 +119,7 @@ _RAY_REPLICA = re.compile("SERVE_REPLICA::|The actor [0-9a-f]+ is unavailable")
 # Reasons whose reaction is another than their code's.
 _CLASS_OF_REASON: Mapping[str, type[CallError]] = {
     "QUOTA_EXCEEDED": QuotaExceeded,
-    "HOPELESS": Hopeless,
+    "HOPELESS": DeadlineUnreachable,
 }
 
 

@@ -31,7 +31,7 @@ def new(
 ) -> None:
     """Print a new key, which is kept nowhere, and its line for the server's file of keys."""
     with refusals():
-        from outrider.runtime.serving.doors.keys import new_key
+        from outrider.runtime.serving.security.keys import new_key
 
         words = [word.strip() for word in scopes.split(",")]
         secret, known = new_key(tenant, words, name)

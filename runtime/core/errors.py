@@ -159,7 +159,7 @@ class QuotaExceeded(ServingError):
         self.retry_after_s = retry_after_s
 
 
-class Hopeless(ServingError):
+class DeadlineUnreachable(ServingError):
     """The caller's deadline is nearer than the first token could be; nothing was done."""
 
     reason: str = "HOPELESS"

@@ -30,7 +30,7 @@ class Provenance(StrEnum):
     FORCED = "forced"
 
 
-class OffReason(StrEnum):
+class SpeculationDisabledReason(StrEnum):
     """Why speculation was off or degraded for a request, or a part of it.
 
     DISABLED: asked for, by request or server. NO_DRAFT: this server lacks the drafter. DEGRADED: the drafter failed.
@@ -109,7 +109,7 @@ class SpeculationReport:
     """
 
     is_on: bool
-    off_reason: OffReason | None
+    off_reason: SpeculationDisabledReason | None
     drafter: str
     mode: ExactnessMode
     lenience: float

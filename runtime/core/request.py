@@ -27,10 +27,10 @@ from outrider.engines.sampling.base import SamplingRow, TokenLogprobs, Verdict
 from outrider.runtime.core.events import (
     EmittedToken,
     FinishReason,
-    OffReason,
     Progressed,
     PromptToken,
     Provenance,
+    SpeculationDisabledReason,
     SpeculationReport,
     StepTrace,
     Times,
@@ -70,7 +70,7 @@ class Speculation:
 
     drafter: str
     gamma: int
-    off_reason: OffReason | None
+    off_reason: SpeculationDisabledReason | None
     is_adaptive: bool = False
     verifies_block: bool = False
     fixed_gamma: int | None = None
@@ -298,7 +298,10 @@ class Request:
         self.draft_computed = -1 if self.spec.source_tokens else 0
 
     def degrade(
-        self, fallback: str | None = None, *, reason: OffReason = OffReason.DEGRADED
+        self,
+        fallback: str | None = None,
+        *,
+        reason: SpeculationDisabledReason = SpeculationDisabledReason.DEGRADED,
     ) -> None:
         """Go on without the drafter that failed or is paused: with another one, or plainly."""
         self.speculation = replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.events import OffReason, SpeculationReport
+from outrider.runtime.core.events import SpeculationDisabledReason, SpeculationReport
 
 
 class SpeculationStats:
@@ -69,14 +69,19 @@ class SpeculationStats:
         return kept
 
     def report(
-        self, *, drafter: str, mode: ExactnessMode, lenience: float, off_reason: OffReason | None
+        self,
+        *,
+        drafter: str,
+        mode: ExactnessMode,
+        lenience: float,
+        off_reason: SpeculationDisabledReason | None,
     ) -> SpeculationReport:
         """The figures so far; positions that were never drafted are left out."""
         drafted = [count for count in _by_position(self._rounds_by_gamma) if count]
         accepted = _by_position(self._rounds_by_kept)[: len(drafted)]
         is_on = off_reason is None and (self.num_off == 0 or self.num_drafted > 0)
         if off_reason is None and self.num_off > 0:
-            off_reason = OffReason.NO_EXPECTED_GAIN
+            off_reason = SpeculationDisabledReason.NO_EXPECTED_GAIN
         return SpeculationReport(
             is_on=is_on,
             off_reason=off_reason,

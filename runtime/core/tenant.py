@@ -70,7 +70,7 @@ class Claim:
     rules: TenantRules = NO_RULES
 
 
-ANYBODY = Claim()
+ANY_CLAIM = Claim()
 """A request that asks for nothing in particular."""
 
 

@@ -36,7 +36,7 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
+class DrafterCapabilities:
     """A drafter's needs and abilities; they decide which servers have it and which names it may be part of.
 
     Attributes:
@@ -140,7 +140,7 @@ class Outcome:
         draft_tokens: the whole draft.
         num_accepted: leading draft tokens the target kept; of a tree the nodes of the kept path.
         choices: entry i holds the target's most likely tokens, likeliest first, after the root and
-            the first i draft tokens; empty unless the drafter's traits ask. Behind the first
+            the first i draft tokens; empty unless the drafter's capabilities ask. Behind the first
             rejected token the context is one that was never committed. Of a tree entry i is of
             node i.
         parents: of a tree, as in ``Draft``.
@@ -209,7 +209,7 @@ class Drafter(Proposer, Protocol):
     """One way to propose drafts. Called by one thread: the one that owns the engines."""
 
     @property
-    def traits(self) -> Traits:
+    def capabilities(self) -> DrafterCapabilities:
         """Return its needs and abilities; an attribute of the class, known before one is built."""
         ...
 
@@ -232,8 +232,8 @@ class Guesser(Protocol):
     """A drafter that can also continue a context beyond the committed tokens, for a cascade."""
 
     @property
-    def traits(self) -> Traits:
-        """Return traits with ``is_guesser`` set."""
+    def capabilities(self) -> DrafterCapabilities:
+        """Return capabilities with ``is_guesser`` set."""
         ...
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import ClassVar, Self, TypeVar
 
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import preorder
-from outrider.runtime.drafters.base import Draft, DraftRow, Traits, least_prob
+from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, least_prob
 from outrider.runtime.drafters.chain import ChainDrafter
 
 S = TypeVar("S")
@@ -99,7 +99,9 @@ def as_draft(
 class BranchingDrafter(ChainDrafter[S]):
     """Base of drafters that propose trees where the row may carry one, and chains elsewhere."""
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
+        is_guesser=True, proposes_trees=True
+    )
 
     @abstractmethod
     def branch(

@@ -11,7 +11,14 @@ from collections.abc import Collection, Sequence
 from typing import ClassVar, Generic, Self, TypeVar
 
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Guesser, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Guesser,
+    Outcome,
+)
 
 S = TypeVar("S")
 
@@ -21,7 +28,7 @@ DEFAULTS = DraftingConfig()
 class ChainDrafter(ABC, Generic[S]):
     """Base of drafters without a model; a ``Guesser`` as well."""
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(is_guesser=True)
 
     def __init__(self, config: DraftingConfig = DEFAULTS) -> None:
         self._config = config

@@ -11,12 +11,12 @@ from outrider.runtime.core.drafting import parse_drafter
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.drafters.base import (
     Drafter,
+    DrafterCapabilities,
     DrafterParts,
     Guesser,
     Need,
     Outcome,
     Proposer,
-    Traits,
 )
 from outrider.runtime.drafters.fallback import FallbackDrafter
 from outrider.runtime.drafters.model.cascade import CascadeDrafter
@@ -43,7 +43,7 @@ class Drafters(Mapping[str, Proposer]):
         self._parts = parts
         self._composed: dict[str, Proposer] = {}
         self._members: dict[str, tuple[Drafter, ...]] = {}
-        self._traits: dict[str, Traits] = {}
+        self._capabilities: dict[str, DrafterCapabilities] = {}
 
     def __getitem__(self, name: str) -> Proposer:
         """Return the proposer of a name.
@@ -68,7 +68,7 @@ class Drafters(Mapping[str, Proposer]):
     @property
     def guessers(self) -> tuple[str, ...]:
         """Return the names that may stand behind "model/"."""
-        return tuple(name for name, one in self._single.items() if one.traits.is_guesser)
+        return tuple(name for name, one in self._single.items() if one.capabilities.is_guesser)
 
     def members(self, name: str) -> tuple[Drafter, ...]:
         """Return the single drafters a name is composed of, each once."""
@@ -79,18 +79,18 @@ class Drafters(Mapping[str, Proposer]):
             _keep(self._members, name, found)
         return found
 
-    def traits(self, name: str) -> Traits:
-        """Return the traits of a name's members together."""
-        found = self._traits.get(name)
+    def capabilities(self, name: str) -> DrafterCapabilities:
+        """Return the capabilities of a name's members together."""
+        found = self._capabilities.get(name)
         if found is None:
-            each = [member.traits for member in self.members(name)]
+            each = [member.capabilities for member in self.members(name)]
             found = each[0] if len(each) == 1 else _together(each)
-            _keep(self._traits, name, found)
+            _keep(self._capabilities, name, found)
         return found
 
     def uses_model(self, name: str) -> bool:
         """Return whether proposing under a name may call the draft model."""
-        return Need.DRAFT_MODEL in self.traits(name).needs
+        return Need.DRAFT_MODEL in self.capabilities(name).needs
 
     def usable(self, name: str) -> str | None:
         """Return the canonical name of the parts that this server has, in their order; None if it has none.
@@ -127,14 +127,14 @@ class Drafters(Mapping[str, Proposer]):
         left = [
             str(part)
             for part in parse_drafter(name)
-            if Need.DRAFT_MODEL not in self._single[part.name].traits.needs
+            if Need.DRAFT_MODEL not in self._single[part.name].capabilities.needs
         ]
         return "+".join(left) or None
 
     def observe(self, name: str, outcomes: Sequence[Outcome]) -> None:
         """Give the members of a name the outcomes of its drafts."""
         for member in self.members(name):
-            if member.traits.wants_outcomes:
+            if member.capabilities.wants_outcomes:
                 member.observe(outcomes)
 
     def forget(self, key: str) -> None:
@@ -166,8 +166,8 @@ def _uncapped(name: str) -> tuple[str, ...]:
     return tuple(part.uncapped for part in parse_drafter(name))
 
 
-def _together(each: Sequence[Traits]) -> Traits:
-    return Traits(
+def _together(each: Sequence[DrafterCapabilities]) -> DrafterCapabilities:
+    return DrafterCapabilities(
         needs=frozenset[Need]().union(*(one.needs for one in each)),
         proposes_trees=any(one.proposes_trees for one in each),
         is_sampled=any(one.is_sampled for one in each),

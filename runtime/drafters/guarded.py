@@ -18,12 +18,12 @@ from outrider.engines.spans import WithoutCopies, num_valid
 from outrider.runtime.drafters.base import (
     Draft,
     Drafter,
+    DrafterCapabilities,
     DrafterParts,
     DraftRow,
     Guesser,
     Need,
     Outcome,
-    Traits,
 )
 
 
@@ -99,9 +99,9 @@ class GuardedDrafter:
         self._held = held
 
     @property
-    def traits(self) -> Traits:
+    def capabilities(self) -> DrafterCapabilities:
         """Return the inner drafter's."""
-        return self._inner.traits
+        return self._inner.capabilities
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:

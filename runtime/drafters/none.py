@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Outcome,
+)
 
 
 class NoDrafter:
     """Proposes nothing."""
 
-    traits: ClassVar[Traits] = Traits()
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities()
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:

@@ -13,7 +13,7 @@ from importlib import metadata
 
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.drafters.base import Drafter, DrafterParts, Traits
+from outrider.runtime.drafters.base import Drafter, DrafterCapabilities, DrafterParts
 from outrider.runtime.drafters.compose import Drafters
 from outrider.runtime.drafters.guarded import guarded
 from outrider.runtime.drafters.model.model import ModelDrafter
@@ -64,7 +64,7 @@ def build_drafters(parts: DrafterParts) -> Drafters:
     foreign = _registered()
     single: dict[str, Drafter] = {}
     for name, kind in {**REGISTRY, **foreign}.items():
-        if all(parts.has(need) for need in _traits(name, kind).needs):
+        if all(parts.has(need) for need in _capabilities(name, kind).needs):
             is_foreign = name in foreign
             single[name] = _build(name, kind, parts) if is_foreign else kind.from_parts(parts)
     return Drafters(single, parts)
@@ -80,12 +80,12 @@ def any_proposes_trees(names: Collection[str] | None = None) -> bool:
     """
     kinds = {**REGISTRY, **_registered()}
     asked = kinds.keys() if names is None else kinds.keys() & set(names)
-    return any(_traits(name, kinds[name]).proposes_trees for name in asked)
+    return any(_capabilities(name, kinds[name]).proposes_trees for name in asked)
 
 
 def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:
     try:
-        return guarded(kind, _traits(name, kind).needs, parts)
+        return guarded(kind, _capabilities(name, kind).needs, parts)
     except Exception as error:  # a foreign class may raise anything when it is built
         raise ConfigError(f"{ENTRY_POINTS}: {name}", "must be built by from_parts") from error
 
@@ -106,9 +106,14 @@ def _registered() -> dict[str, type[Drafter]]:
     return found
 
 
-def _traits(name: str, kind: type[Drafter]) -> Traits:
+def _capabilities(name: str, kind: type[Drafter]) -> DrafterCapabilities:
     methods = ("from_parts", "propose", "observe", "forget")
-    traits: object = getattr(kind, "traits", None)
-    if not isinstance(traits, Traits) or not all(hasattr(kind, method) for method in methods):
-        raise ConfigError(f"{ENTRY_POINTS}: {name}", f"must have traits, {', '.join(methods)}")
-    return traits
+    capabilities: object = getattr(kind, "capabilities", None)
+    if not isinstance(capabilities, DrafterCapabilities) or not all(
+        hasattr(kind, method) for method in methods
+    ):
+        raise ConfigError(
+            f"{ENTRY_POINTS}: {name}",
+            f"must have capabilities (traits before 0.3), {', '.join(methods)}",
+        )
+    return capabilities

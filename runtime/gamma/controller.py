@@ -25,7 +25,7 @@ from outrider.runtime.gamma import guard
 from outrider.runtime.gamma.acceptance import MOST_GROUPS, Acceptance, Round
 from outrider.runtime.gamma.choose import Options, Rows, options_of
 from outrider.runtime.gamma.costs import CostTable, RowKind, StepPrices
-from outrider.runtime.gamma.report import Ledger
+from outrider.runtime.gamma.report import GammaStats
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Controller:
         self._acceptance = Acceptance(max_gamma)
         self._ratios = guard.Ratios()
         self._budgets = guard.Budgets()
-        self._ledger = Ledger(max_gamma)
+        self._stats = GammaStats(max_gamma)
         self._max_gamma, self._most_missing = max_gamma, max_shared_missing
         # Callers compose names of drafters: no more are kept than are served at once.
         self._uses_model = lru_cache(maxsize=256)(uses_model)
@@ -144,7 +144,7 @@ class Controller:
 
     def report(self) -> ControlReport:
         """Return what the choices brought; callable from any thread."""
-        return self._ledger.report()
+        return self._stats.report()
 
     def _choose(self, live: Sequence[Request], caps: Gammas) -> Gammas:
         self._align(live)
@@ -218,7 +218,7 @@ class Controller:
             self._prices.of_rows(num_rows, max([row.num_known for row in rows])),
             [self._ratios.of(num_rows, longest) for longest in range(self._max_gamma + 1)],
         )
-        self._ledger.consider(np.array([options.tokens, options.seconds]))
+        self._stats.consider(np.array([options.tokens, options.seconds]))
         is_open = self._budgets.of(num_rows, self._plain_s(num_rows)).is_open
         self._longest = self._best(options, began_s) if is_open else 0
         gammas = options.gammas[self._longest].tolist()
@@ -226,7 +226,7 @@ class Controller:
         self._since, self._is_due, self._try_at_s = 0, False, 0.0
         took_s = self._clock() - began_s
         self._owed_s += took_s
-        self._ledger.decided(took_s)
+        self._stats.decided(took_s)
 
     def _best(self, options: Options, now_s: float) -> int:
         """Return the longest draft of the best rate; the one in use keeps its place within a margin."""
@@ -332,7 +332,7 @@ class Controller:
             self._is_due |= self._longest > 0 and not budget.is_open
         else:
             self._budgets.plain(budget, seconds, plain_s, goes_on=self._longest > 0)
-        self._ledger.step(served, is_on=is_on, is_probe=self._is_probe)
+        self._stats.step(served, is_on=is_on, is_probe=self._is_probe)
 
     def _plain_s(self, num_rows: int) -> float:
         """Return the tabled seconds of a plain step, at the smallest size of the cache."""

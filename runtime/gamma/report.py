@@ -39,7 +39,7 @@ class _Sums(NamedTuple):
     decided_s: float = 0.0
 
 
-class Ledger:
+class GammaStats:
     """Fading sums over steps, for draft lengths 0..G; written by the worker's thread, read by any."""
 
     def __init__(self, max_gamma: int) -> None:

@@ -25,7 +25,7 @@ from outrider.runtime.loop.drafting import (
     propose,
     row_to_judge,
 )
-from outrider.runtime.loop.parts import StepParts
+from outrider.runtime.loop.step_context import StepContext
 
 HOST_SERVES = "the host samples"
 BLOCKS = "whole blocks are judged on the host"
@@ -55,7 +55,7 @@ HOST_STEP = Taken(host_fallback_reason=HOST_SERVES)
 
 
 def take_round(
-    parts: StepParts, rounds: Rounds, live: Sequence[Request], gammas: Sequence[int | None]
+    parts: StepContext, rounds: Rounds, live: Sequence[Request], gammas: Sequence[int | None]
 ) -> Taken:
     """Draft, verify and judge all decoding rows on the device, as far as it can.
 
@@ -87,7 +87,11 @@ def host_fallback_reason(
             return BLOCKS
         if gamma is not None and request.spec.grammar is not None:
             return GRAMMARS
-        if gamma and rules.max_nodes_of(request.spec) and drafters.traits(name).proposes_trees:
+        if (
+            gamma
+            and rules.max_nodes_of(request.spec)
+            and drafters.capabilities(name).proposes_trees
+        ):
             return TREES
         if gamma is not None and (reason := rounds.why_not(request.spec.params)):
             return reason

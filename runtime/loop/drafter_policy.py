@@ -11,7 +11,7 @@ from outrider.runtime.core.breaker import Breaker
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO, check_drafter
 from outrider.runtime.core.errors import ConfigError, RequestError
-from outrider.runtime.core.events import OffReason
+from outrider.runtime.core.events import SpeculationDisabledReason
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
@@ -90,9 +90,9 @@ class SpeculationPolicy:
         gamma = self._max_gamma if gamma is None and is_adaptive else fixed_gamma
         usable = self._drafters.usable(drafter)
         if not wanted.is_enabled or usable == NONE or gamma == 0:
-            return Speculation(drafter=NONE, gamma=0, off_reason=OffReason.DISABLED)
+            return Speculation(drafter=NONE, gamma=0, off_reason=SpeculationDisabledReason.DISABLED)
         if usable is None:
-            return Speculation(drafter=NONE, gamma=0, off_reason=OffReason.NO_DRAFT)
+            return Speculation(drafter=NONE, gamma=0, off_reason=SpeculationDisabledReason.NO_DRAFT)
         return Speculation(
             drafter=usable,
             gamma=gamma,
@@ -148,7 +148,7 @@ class SpeculationPolicy:
         for request in live if paused else ():
             name = request.speculation.drafter
             if request.gamma and (left := self._drafters.without(name, paused)) != name:
-                request.degrade(left, reason=OffReason.DRAFTER_PAUSED)
+                request.degrade(left, reason=SpeculationDisabledReason.DRAFTER_PAUSED)
 
     def note(self, asked: Mapping[str, Exception | None], now: float) -> None:
         """Count what the drafters asked in a step raised; None where one worked."""

@@ -17,7 +17,7 @@ from outrider.runtime.core.drafting import HistoryScope, scope_of
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
-from outrider.runtime.drafters.base import Draft, DraftRow, Need, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, Need, Outcome
 from outrider.runtime.drafters.compose import as_error
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
@@ -77,7 +77,7 @@ class Proposals:
         rows: per live slot, as drafters saw it; empty when none was asked.
         asked: every drafter asked, by name, and what it raised, if it did; of a chain each part, without its cap.
         num_choices: likeliest target tokens wanted, by drafter that wants any.
-        learners: drafters that are to be told the outcomes of their drafts.
+        observers: drafters that are to be told the outcomes of their drafts.
         has_trees: whether any draft is a tree.
     """
 
@@ -85,7 +85,7 @@ class Proposals:
     rows: Sequence[DraftRow] = ()
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
     num_choices: Mapping[str, int] = field(default_factory=dict)
-    learners: Collection[str] = ()
+    observers: Collection[str] = ()
     has_trees: bool = False
 
 
@@ -108,17 +108,17 @@ def propose(
     if not chosen:
         return Proposals(drafts=drafts)
     asked: dict[str, Exception | None] = {}
-    traits = {name: drafters.traits(name) for name in chosen}
-    rows = draft_rows(live, gammas, rules, traits.values())
+    capabilities = {name: drafters.capabilities(name) for name in chosen}
+    rows = draft_rows(live, gammas, rules, capabilities.values())
     num_choices: dict[str, int] = {}
-    learners: list[str] = []
+    observers: list[str] = []
     has_trees = False
     for name, slots in chosen.items():
-        may_sample = traits[name].is_sampled
-        if traits[name].num_choices:
-            num_choices[name] = traits[name].num_choices
-        if traits[name].wants_outcomes:
-            learners.append(name)
+        may_sample = capabilities[name].is_sampled
+        if capabilities[name].num_choices:
+            num_choices[name] = capabilities[name].num_choices
+        if capabilities[name].wants_outcomes:
+            observers.append(name)
         try:
             proposed = [
                 _checked(draft, rows[slot], rules.vocab_size, may_sample=may_sample)
@@ -143,7 +143,7 @@ def propose(
         rows=rows,
         asked=asked,
         num_choices=num_choices,
-        learners=learners,
+        observers=observers,
         has_trees=has_trees,
     )
 
@@ -160,7 +160,7 @@ def tell(
     for slot, verdict in verdicts if rows else ():
         draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
         name = request.speculation.drafter
-        if draft is None or not row.gamma or name not in proposals.learners:
+        if draft is None or not row.gamma or name not in proposals.observers:
             continue
         outcome = Outcome(
             row=replace(row, sampling=request.undrafted, text=request.text),
@@ -201,16 +201,16 @@ def draft_rows(
     live: Sequence[Request],
     gammas: Sequence[int | None],
     rules: DraftRules,
-    traits: Iterable[Traits] = (),
+    capabilities: Iterable[DrafterCapabilities] = (),
 ) -> list[DraftRow]:
     """Return the live rows as drafters see them.
 
     The size of trees follows what they cost beside the others only where gamma does, too: else a
     request's drafts, which decide what noise it uses, would depend on its neighbours.
 
-    Trees are allowed where one of the drafters whose ``traits`` these are proposes any.
+    Trees are allowed where one of the drafters whose ``capabilities`` these are proposes any.
     """
-    takes_trees = rules.max_nodes > 0 and True in [one.proposes_trees for one in traits]
+    takes_trees = rules.max_nodes > 0 and True in [one.proposes_trees for one in capabilities]
     price = rules.price(gammas) if takes_trees else None
     rows = []
     for request, gamma in zip(live, gammas, strict=True):
@@ -292,7 +292,7 @@ def degrade(
         Whether the draft model was part of it: then its caches of all live rows are lost.
     """
     name = live[slots[0]].speculation.drafter
-    has_model = any(Need.DRAFT_MODEL in one.traits.needs for one in drafters.members(name))
+    has_model = any(Need.DRAFT_MODEL in one.capabilities.needs for one in drafters.members(name))
     if has_model:
         for slot, request in enumerate(live):
             request.lose_draft_cache()

@@ -21,8 +21,8 @@ from outrider.runtime.core.events import Event, Failed, Finished
 from outrider.runtime.core.request import Ending, Request
 from outrider.runtime.drafters.registry import Drafters
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
+from outrider.runtime.loop.event_queue import EventQueue
 from outrider.runtime.loop.inbox import Inbox
-from outrider.runtime.loop.outbox import Outbox
 from outrider.runtime.loop.result import StepResult
 from outrider.runtime.loop.rows import LiveRows
 from outrider.runtime.loop.totals import Totals
@@ -37,7 +37,7 @@ class Finisher:
     rows: LiveRows
     inbox: Inbox
     guard: threading.Condition
-    outbox: Outbox
+    event_queue: EventQueue
     policy: SpeculationPolicy
     drafters: Drafters
     totals: Totals
@@ -56,7 +56,9 @@ class Finisher:
             lost = self._free(leaving)
         now = self.clock()
         self._count(result, now)
-        self.outbox.put([(request, progressed) for request, progressed, _ in result.progressed])
+        self.event_queue.put(
+            [(request, progressed) for request, progressed, _ in result.progressed]
+        )
         for request, _, ending in ended:
             assert ending is not None
             self._end(request, _finished(request, ending, now))
@@ -135,7 +137,7 @@ class Finisher:
     def _end(self, request: Request, event: Event) -> None:
         """Forget the request before it is told, so that whoever is told may use its name again."""
         self.policy.ended(request)
-        self.outbox.close(request, event)
+        self.event_queue.close(request, event)
         with self.guard:
             self.inbox.forget(request)
 

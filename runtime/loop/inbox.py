@@ -22,10 +22,10 @@ from outrider.runtime.admission.order import Queue, Waiter
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
     DeadlineExceeded,
+    DeadlineUnreachable,
     DrainDeadline,
     Draining,
     DuplicateRequestId,
-    Hopeless,
     Overloaded,
     QueueTimeout,
     QuotaExceeded,
@@ -33,7 +33,7 @@ from outrider.runtime.core.errors import (
 )
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
-from outrider.runtime.core.tenant import ANYBODY, Claim
+from outrider.runtime.core.tenant import ANY_CLAIM, Claim
 from outrider.runtime.loop.slots import SlotAllocator
 
 Group = Sequence[Request]
@@ -87,14 +87,14 @@ class Inbox:
         num_tokens: int,
         num_ahead: int = 0,
         *,
-        claim: Claim = ANYBODY,
+        claim: Claim = ANY_CLAIM,
         now: float,
     ) -> None:
         """Refuse a request of so many slots and prompt tokens where ``put`` would, behind so many others yet to come.
 
         Raises:
             Draining: the server is shutting down.
-            Hopeless: the request would be answered too late.
+            DeadlineUnreachable: the request would be answered too late.
             QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
@@ -110,7 +110,7 @@ class Inbox:
         else:
             ahead = 0.0, 0.0  # free slots await it
         if self._is_hopeless(claim, num_slots, num_tokens, now, ahead):
-            raise Hopeless
+            raise DeadlineUnreachable
 
     def _check_queue(self, num_waiting: int, num_tokens: int, claim: Claim) -> None:
         """Refuse a request that would wait behind so many others."""
@@ -146,7 +146,7 @@ class Inbox:
             RequestError: it needs more slots than its tenant may hold.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
-            Hopeless: it would be answered too late.
+            DeadlineUnreachable: it would be answered too late.
             QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
@@ -190,7 +190,7 @@ class Inbox:
         """Hand over queued groups in turn as long as slots are free; while draining none.
 
         Returns:
-            Requests whose turn has come too late for their deadlines, to end with ``Hopeless``; no longer queued.
+            Requests whose deadlines are too near, to end with ``DeadlineUnreachable``; no longer queued.
         """
         hopeless: list[Request] = []
         if not self._is_draining:

@@ -39,7 +39,7 @@ from outrider.engines.base import Engine, EngineError, FloatArray, Source, Span
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
 from outrider.engines.sampling.draws import in_place, raw_logprobs
-from outrider.runtime.core.halves import tried_in_halves
+from outrider.runtime.core.bisect_failures import bisect_failures
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import Prefill, StepLimits, plan_prefill
 from outrider.runtime.loop.drafting import NO_DRAFT, row_to_judge
@@ -100,7 +100,7 @@ class PromptFeeder:
             done = [self._feed(ends)]
         except Exception as error:  # the target's, the sampler's, or a bug: found out row by row
             logger.warning("feeding %d prompts failed; trying parts", len(ends), exc_info=error)
-            done, failed = tried_in_halves(ends, self._feed_anew)
+            done, failed = bisect_failures(ends, self._feed_anew)
         for (request, _), _ in failed:
             request.lose_cache()
         return PrefillResult(
@@ -224,7 +224,7 @@ class SourceReader:
             done = [self._read(requests)]
         except Exception as error:  # the target's, or a bug: found out row by row
             logger.warning("reading %d sources failed; trying parts", len(slots), exc_info=error)
-            done, failed = tried_in_halves(requests, self._read_again)
+            done, failed = bisect_failures(requests, self._read_again)
         return ReadResult(reads=done, failed=failed)
 
     def _read(self, requests: Sequence[Request]) -> tuple[int, float]:

@@ -21,7 +21,7 @@ from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
 from outrider.runtime.loop.beams.search import BeamSearch
 from outrider.runtime.loop.slots import SlotAllocator
-from outrider.runtime.prefixes.reuse import Prefixes
+from outrider.runtime.prefix_cache.reuse import Prefixes
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from outrider.engines.base import Engine, Span
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.tree_judge import judge as judge_trees
+from outrider.runtime.core.bisect_failures import bisect_failures
 from outrider.runtime.core.errors import ConstraintConflict
-from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.scheduler import plan_step
@@ -24,21 +24,21 @@ from outrider.runtime.core.tree import num_leading, tried_chain
 from outrider.runtime.drafters.base import Draft
 from outrider.runtime.loop.device_step import HOST_STEP, take_round
 from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, row_to_judge, tell
-from outrider.runtime.loop.parts import StepParts
 from outrider.runtime.loop.prefill import NOTHING_FED, NOTHING_READ
 from outrider.runtime.loop.result import Failure, Progress, StepResult
+from outrider.runtime.loop.step_context import StepContext
 
 logger = logging.getLogger(__name__)
 
 STEP_FAILED = "the step failed; its rows were tried again"
 
 
-def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
+def run_step(parts: StepContext, live: Sequence[Request]) -> StepResult:
     """Run one step and return what it did; requests that ended keep their slot until the caller frees it.
 
     ``live`` has at least one request, request i holding slot i.
     """
-    rounds, steering, prompts = parts.rounds, parts.steering, parts.prompts
+    rounds, gamma_controller, prompts = parts.rounds, parts.gamma_controller, parts.prompts
     plan = plan_step(live, parts.limits, has_fed=rounds is not None and prompts.take_fed())
     read = parts.sources.read(live, plan.read) if plan.read else NOTHING_READ
     fed = NOTHING_FED if plan.prefill is None else prompts.feed(live, plan.prefill)
@@ -52,7 +52,7 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
             progressed=progressed, failed=failed, alone=alone, is_sound=is_sound, reads=read.reads
         )
 
-    gammas = caps if steering is None else steering.choose(live, caps)
+    gammas = caps if gamma_controller is None else gamma_controller.choose(live, caps)
     drafted: Proposals | None = None
     first_verdicts = fed.first_verdicts
     try:
@@ -70,14 +70,14 @@ def run_step(parts: StepParts, live: Sequence[Request]) -> StepResult:
         verdicts, failed = _verify_in_halves(parts, live, gammas, drafted)
         alone = [*alone, *failed]
         # First tokens belong to the step that failed: their prompts are fed again (P3 of ``runtime.loop.prefill``).
-        reason, first_verdicts, steering = STEP_FAILED, (), None
+        reason, first_verdicts, gamma_controller = STEP_FAILED, (), None
 
     progressed, failed = _commit(parts.target, live, drafted.drafts, [*first_verdicts, *verdicts])
     judged = [one for one in verdicts if one[1].next_token is not None] if failed else verdicts
-    if drafted.learners:
+    if drafted.observers:
         tell(parts.drafters, live, drafted, judged)
-    if steering is not None:
-        steering.observe(live, drafted.drafts, judged)
+    if gamma_controller is not None:
+        gamma_controller.observe(live, drafted.drafts, judged)
     return StepResult(
         progressed=progressed,
         failed=failed,
@@ -98,7 +98,7 @@ def _ready(live: Sequence[Request], gammas: Sequence[int | None]) -> tuple[int |
 
 
 def _verify(
-    parts: StepParts,
+    parts: StepContext,
     live: Sequence[Request],
     gammas: Sequence[int | None],
     drafted: Proposals,
@@ -148,7 +148,7 @@ def behind_forced(span: Span, request: Request) -> Span:
 
 
 def _verify_in_halves(
-    parts: StepParts, live: Sequence[Request], gammas: Sequence[int | None], drafted: Proposals
+    parts: StepContext, live: Sequence[Request], gammas: Sequence[int | None], drafted: Proposals
 ) -> tuple[list[tuple[int, Verdict]], list[Failure]]:
     """Verify parts of what failed together, on the host.
 
@@ -165,14 +165,14 @@ def _verify_in_halves(
         return _verify(parts, live, gammas, drafted, range(slots[0], slots[-1] + 1))
 
     decoding = [slot for slot, gamma in enumerate(gammas) if gamma is not None]
-    done, failed = tried_in_halves(decoding, attempt)
+    done, failed = bisect_failures(decoding, attempt)
     return [one for verdicts in done for one in verdicts], [
         (live[slot], error) for slot, error in failed
     ]
 
 
 def _drafted_anew(
-    parts: StepParts, live: Sequence[Request], gammas: Sequence[int | None]
+    parts: StepContext, live: Sequence[Request], gammas: Sequence[int | None]
 ) -> Proposals:
     """Return drafts made on the host after a round failed on the device, which lost the draft model's caches too."""
     for request in live:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from outrider.runtime.core.stats import ControlReport
-from outrider.runtime.prefixes.reuse import PrefixCounts
+from outrider.runtime.prefix_cache.reuse import PrefixCounts
 
 NUM_USUAL = 64
 """Steps of a kind that say how long such a step usually takes."""
@@ -80,7 +80,7 @@ class WorkerSnapshot:
 
 
 @dataclass(slots=True)
-class Pulse:
+class Heartbeat:
     """Signs of life of a worker's thread, which alone writes them; whoever watches it reads them without a lock.
 
     Attributes:

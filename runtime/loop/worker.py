@@ -26,7 +26,7 @@ from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
     ContextTooLong,
-    Hopeless,
+    DeadlineUnreachable,
     InternalError,
     RequestError,
     ServingError,
@@ -35,21 +35,21 @@ from outrider.runtime.core.errors import (
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import GrammarParams, RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
-from outrider.runtime.core.tenant import ANYBODY, Claim
+from outrider.runtime.core.tenant import ANY_CLAIM, Claim
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.base import MOST_FORCED, Form, Forms
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
+from outrider.runtime.loop.event_queue import Deliver, EventQueue
 from outrider.runtime.loop.finish import Finisher, new_error_id
 from outrider.runtime.loop.inbox import Group, Inbox, num_unfed
-from outrider.runtime.loop.outbox import Deliver, Outbox
-from outrider.runtime.loop.parts import step_parts
 from outrider.runtime.loop.result import NOTHING_DONE, with_searches
 from outrider.runtime.loop.rows import LiveRows
 from outrider.runtime.loop.step import run_step
-from outrider.runtime.loop.totals import Pulse, Totals, WorkerSnapshot
-from outrider.runtime.prefixes.reuse import PrefixCounts, Prefixes
+from outrider.runtime.loop.step_context import step_parts
+from outrider.runtime.loop.totals import Heartbeat, Totals, WorkerSnapshot
+from outrider.runtime.prefix_cache.reuse import PrefixCounts, Prefixes
 
 __all__ = ["Worker", "WorkerSnapshot"]
 
@@ -73,7 +73,7 @@ class Worker:
         forms: makes the forms of answers; None where none are served.
 
     Attributes:
-        pulse: signs of life of the thread.
+        heartbeat: signs of life of the thread.
         is_ready: whether there is an engine; here it is never replaced.
         has_changed_model: whether another process computes from files that have changed; here there is none.
         num_restarts: engines that another one has replaced.
@@ -102,9 +102,9 @@ class Worker:
         self._config = config
         self._decoder = decoder
         self._clock = clock
-        self._outbox = Outbox()
+        self._event_queue = EventQueue()
         self._on_beat = on_beat
-        self.pulse = Pulse()
+        self.heartbeat = Heartbeat()
         self._parts = step_parts(
             engines,
             sampler,
@@ -126,8 +126,10 @@ class Worker:
             self._parts.drafters,
             config,
             self._limits.max_gamma,
-            can_adapt=self._parts.steering is not None,
-            elapsed=clock if self._parts.steering is None else self._parts.steering.elapsed,
+            can_adapt=self._parts.gamma_controller is not None,
+            elapsed=clock
+            if self._parts.gamma_controller is None
+            else self._parts.gamma_controller.elapsed,
         )
         self._searching = SearchParts(
             engines=engines,
@@ -152,7 +154,7 @@ class Worker:
             rows=self._rows,
             inbox=self._inbox,
             guard=self._wake,
-            outbox=self._outbox,
+            event_queue=self._event_queue,
             policy=self._policy,
             drafters=self._parts.drafters,
             totals=self._totals,
@@ -175,7 +177,7 @@ class Worker:
 
     def after_step(self, call: Callable[[], None]) -> None:
         """Call something on the worker's thread after each step's events; before ``start``."""
-        self._outbox.after_sending(call)
+        self._event_queue.after_sending(call)
 
     def submit(self, spec: RequestSpec, deliver: Deliver) -> None:
         """Queue a request as a group of one; see ``submit_group``."""
@@ -191,7 +193,7 @@ class Worker:
             RequestError: more slots are needed than there are, or the form cannot be had.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
-            Hopeless: it would be answered too late.
+            DeadlineUnreachable: it would be answered too late.
             QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
@@ -206,7 +208,7 @@ class Worker:
             with self._wake:
                 self._inbox.put(group)
                 for request, deliver in zip(group, delivers, strict=True):
-                    self._outbox.open(request, deliver)
+                    self._event_queue.open(request, deliver)
                 self._wake.notify_all()
         except ServingError:
             for request in group:
@@ -214,7 +216,7 @@ class Worker:
             raise
 
     def check_room(
-        self, num_slots: int, num_tokens: int, num_ahead: int = 0, claim: Claim = ANYBODY
+        self, num_slots: int, num_tokens: int, num_ahead: int = 0, claim: Claim = ANY_CLAIM
     ) -> None:
         """Refuse a request that ``submit`` would refuse now; callable from any thread.
 
@@ -226,7 +228,7 @@ class Worker:
 
         Raises:
             Draining: the server is shutting down.
-            Hopeless: the request would be answered too late.
+            DeadlineUnreachable: the request would be answered too late.
             QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
@@ -345,7 +347,9 @@ class Worker:
             is_draining=self._inbox.is_draining,
             num_kv_tokens=self._rows.num_kv_tokens,
             num_reading=sum(one.num_unread > 0 for one in self._rows.all_requests),
-            control=None if self._parts.steering is None else self._parts.steering.report(),
+            control=None
+            if self._parts.gamma_controller is None
+            else self._parts.gamma_controller.report(),
             prefixes=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
         )
 
@@ -357,7 +361,7 @@ class Worker:
         waits_for_device = False
         rows, policy = self._rows, self._policy
         began_s = now = self._clock()
-        self.pulse.begin()
+        self.heartbeat.begin()
         has_run = False
         try:
             if now >= self._inbox.due_at:
@@ -371,7 +375,7 @@ class Worker:
                 one for one in rows.all_requests if one.state in (State.READING, State.PREFILLING)
             ]
             num_unfed_before = sum(map(num_unfed, reading))
-            self.pulse.reads_prompt = bool(reading)
+            self.heartbeat.reads_prompt = bool(reading)
             if policy.has_chosen:
                 policy.begin(rows.requests)
             if policy.breakers:
@@ -396,14 +400,14 @@ class Worker:
                 unanswered = self._inbox.admitted()  # some may have lost their slots already
             self._finisher.end_with_errors([(r, InternalError(error_id)) for r in unanswered])
         finally:
-            if not has_run:  # who takes the events may ask for the pulse
-                self.pulse.end(None)
+            if not has_run:  # who takes the events may ask for the heartbeat
+                self.heartbeat.end(None)
             if not waits_for_device:
-                self._outbox.send()
+                self._event_queue.send()
             if has_run:
                 took_s = self._clock() - began_s
                 self._totals.count_step(took_s)
-                self.pulse.end(took_s)
+                self.heartbeat.end(took_s)
         return True
 
     def _end_overdue(self, now: float) -> None:
@@ -418,13 +422,13 @@ class Worker:
 
     def _meanwhile(self) -> None:
         """What the host does while the device runs a round; the next step is spared it."""
-        self._outbox.send()
+        self._event_queue.send()
         self._admit()
         self._parts.prompts.feed_ahead(self._rows.requests)
 
     def _beat(self) -> None:
         """Note that the step goes on with what makes it longer than its like."""
-        self.pulse.begin()
+        self.heartbeat.begin()
         self._on_beat()
 
     def _admit(self) -> None:
@@ -443,7 +447,9 @@ class Worker:
     def _end_hopeless(self) -> None:
         """End whose turn came too late, and who has not ended otherwise."""
         hopeless, self._hopeless = self._hopeless, []
-        endings = [(request, Hopeless()) for request in hopeless if not request.has_ended]
+        endings = [
+            (request, DeadlineUnreachable()) for request in hopeless if not request.has_ended
+        ]
         if endings:
             self._finisher.end_with_errors(endings)
 
@@ -453,7 +459,7 @@ class Worker:
                 pass
         except BaseException:  # nobody else would hear of it
             logger.critical("the worker's thread ended; nothing is served any more", exc_info=True)
-            self.pulse.has_died = True
+            self.heartbeat.has_died = True
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when the end has come."""

@@ -109,7 +109,7 @@ class _Bench:
     def _guesser(self, name: str) -> Guesser | None:
         """Return a drafter whose drafts are functions of the tokens alone; None for any other."""
         one = self._all.get(name)
-        return one if isinstance(one, Guesser) and one.traits.num_choices == 0 else None
+        return one if isinstance(one, Guesser) and one.capabilities.num_choices == 0 else None
 
     def _costs(self, temperature: float) -> StepCosts:
         assert self._rig.costs is not None, "the rig was opened to know them"

@@ -1,7 +1,7 @@
 """``outrider.LLM``: a bundle in this process, asked like a server but without one.
 
-Requests go through the server's own intake (``runtime.serving.frontend``), on an event loop of a thread of its own, so
-that limits, defaults, refusals and distributions are the server's. Options and answers are the client's:
+Requests go through the server's own handler (``runtime.serving.request_handler``), on an event loop of a thread of its
+own, so that limits, defaults, refusals and distributions are the server's. Options and answers are the client's:
 ``outrider.options``, ``outrider.outputs``. There is no queue's limit and no time limit: whoever asks also waits.
 """
 
@@ -28,13 +28,13 @@ from outrider.outputs import OutputBuilder, RequestOutput
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
-from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.ledger import Caller, Ledger
-from outrider.runtime.serving.opening import ServeOptions, open_serving
-from outrider.runtime.serving.served_model import Serving, describe
+from outrider.runtime.serving.accounting import ClientIdentity, RequestAccounting
+from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.loaded_model import LoadedModel, describe
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.request_handler import RequestHandler
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 from outrider.runtime.serving.v1.generate_call import GenerateCall
-from outrider.runtime.serving.watch.metrics import Metrics
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.progress import Progress
@@ -102,15 +102,15 @@ class LLM:
             limits=RequestLimits(max_request_s=math.inf),
         )
         self._pid = os.getpid()
-        self._serving = open_serving(Path(bundle), options)
+        self._serving = load_model(Path(bundle), options)
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="outrider-llm", daemon=True)
         thread.start()
-        intake = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
-        self._frontend = intake.frontend
+        readiness = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
+        self._frontend = readiness.handler
         # Also at the end of the interpreter, while its threads still run.
         self._handing_over = threading.Lock()
-        ends = (self._serving, intake, self._loop, thread, self._handing_over, self._pid)
+        ends = (self._serving, readiness, self._loop, thread, self._handing_over, self._pid)
         self._close = weakref.finalize(self, _close, *ends)
 
     def __enter__(self) -> Self:
@@ -250,7 +250,7 @@ class LLM:
         async def hand_over(answer: bytes) -> None:
             write(wire.GenerateResponse.FromString(answer))
 
-        return GenerateCall(self._serving, data, Caller(), hand_over)
+        return GenerateCall(self._serving, data, ClientIdentity(), hand_over)
 
     def _begin(self, call: GenerateCall) -> Future[None]:
         """Ask. Cancelling the future cancels the request."""
@@ -265,35 +265,35 @@ class LLM:
 
 
 class _Intake(NamedTuple):
-    """The intake of a served model, and who watches its worker."""
+    """The request handler of a loaded model, and the task that watches its worker."""
 
-    frontend: Frontend
+    handler: RequestHandler
     watching: asyncio.Task[None]
 
 
-async def _open(serving: Serving) -> _Intake:
-    """Return the intake of a served model, whose worker runs from now on."""
-    frontend = Frontend(serving, Ledger(Metrics(), serving.clock))
+async def _open(serving: LoadedModel) -> _Intake:
+    """Start a loaded model's worker and return its request handler."""
+    handler = RequestHandler(serving, RequestAccounting(Metrics(), serving.clock))
     serving.worker.start()
-    return _Intake(frontend, asyncio.create_task(_watch(serving, frontend)))
+    return _Intake(handler, asyncio.create_task(_watch(serving, handler)))
 
 
-async def _watch(serving: Serving, frontend: Frontend) -> None:
+async def _watch(serving: LoadedModel, handler: RequestHandler) -> None:
     """End all requests where the worker hangs or is dead."""
-    watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
+    watchdog = Watchdog(serving.worker.heartbeat, serving.config.hang_s, serving.clock)
     while True:
         await asyncio.sleep(WATCH_EVERY_S)
         if watchdog.complaint() is not None:
-            frontend.fail()
+            handler.fail()
             return
 
 
-async def _end(intake: _Intake) -> None:
+async def _end(readiness: _Intake) -> None:
     """Return once everybody is answered, or cancelled where the worker does not answer."""
-    intake.watching.cancel()
+    readiness.watching.cancel()
     with suppress(TimeoutError):
         async with asyncio.timeout(FLUSH_S):
-            await intake.frontend.wait_idle()
+            await readiness.handler.wait_idle()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -302,8 +302,8 @@ async def _end(intake: _Intake) -> None:
 
 
 def _close(
-    serving: Serving,
-    intake: _Intake,
+    serving: LoadedModel,
+    readiness: _Intake,
     loop: asyncio.AbstractEventLoop,
     thread: threading.Thread,
     handing_over: threading.Lock,
@@ -319,14 +319,14 @@ def _close(
         # The collector came by on the loop's thread, which cannot wait for itself.
         threading.Thread(
             target=_close,
-            args=(serving, intake, loop, thread, handing_over, pid),
+            args=(serving, readiness, loop, thread, handing_over, pid),
             name="outrider-llm-end",
         ).start()
         return
     has_stopped = serving.worker.stop(0.0)
     # Whoever looked before this began is on the loop by now, and others see that it has begun.
     with handing_over:
-        ending = asyncio.run_coroutine_threadsafe(_end(intake), loop)
+        ending = asyncio.run_coroutine_threadsafe(_end(readiness), loop)
     ending.result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()

@@ -13,7 +13,7 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import Manifest
 from outrider.runtime.core.errors import ConfigError, RequestError
 from outrider.runtime.core.params import Prompt
-from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec, open_codec
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec, open_codec
 
 Prompts = tuple[Prompt, ...]
 
@@ -56,7 +56,7 @@ def encode_prompts(
     if most < 1:
         raise ConfigError("max_tokens", f"must be less than {max_context}, the bundle's context")
     rule = f"must have 1..{most} tokens, so that {max_tokens} may follow"
-    if isinstance(codec, TextToTextCodec):
+    if isinstance(codec, EncoderDecoderCodec):
         assert manifest.target.source is not None
         most = manifest.target.source.max_source
         rule = f"must have 1..{most} tokens"
@@ -73,7 +73,7 @@ def prompt_of(text: str, codec: TokenizersCodec) -> Prompt:
     Raises:
         ConfigError: the model must be told a language.
     """
-    if not isinstance(codec, TextToTextCodec):
+    if not isinstance(codec, EncoderDecoderCodec):
         return Prompt(tuple(codec.encode(text)))
     try:
         source, prefix = codec.encode_source(text), codec.decoder_prefix()

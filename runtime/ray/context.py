@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 from outrider.runtime.core import errors
 from outrider.runtime.serving.status import trailing_status
-from outrider.runtime.serving.v1.answers import failure_of
+from outrider.runtime.serving.v1.responses import failure_of
 from outrider.v1 import inference_pb2 as wire
 
 LOST = "REPLICA_LOST: the replica that served the request is gone; try again"

@@ -17,26 +17,26 @@ from google.protobuf.message import Message
 from outrider.runtime.core.errors import PermissionDenied
 from outrider.runtime.core.tenant import SCOPES, TENANT_KEY, Identity, tenant_of
 from outrider.runtime.ray.context import CallContext, Encoded, ProxyContext
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.accounting import RequestAccounting
+from outrider.runtime.serving.factory import ServeOptions, load_model, settle_loaded
+from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.memory import use_few_arenas
-from outrider.runtime.serving.opening import ServeOptions, open_serving, settle_loaded
+from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.process import SWITCH_INTERVAL_S
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.supervision.supervisor import Health, Supervisor
-from outrider.runtime.serving.v1.answers import caller_of
 from outrider.runtime.serving.v1.methods import Methods
-from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.v1.responses import caller_of
 from outrider.v1 import inference_pb2 as wire
 
 NOT_BELIEVED = f"metadata {TENANT_KEY}: not believed here; leave it out"
 
 
-def open_process(root: Path, options: ServeOptions) -> Serving:
+def open_process(root: Path, options: ServeOptions) -> LoadedModel:
     """Return the model of a process that serves nothing else, opened."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
-    serving = open_serving(root, options)
+    serving = load_model(root, options)
     settle_loaded()
     return serving
 
@@ -52,16 +52,18 @@ class Replica:
         has_failed: set once the engine is lost for good.
     """
 
-    def __init__(self, open_model: Callable[[], Serving], *, trusts_tenants: bool = False) -> None:
+    def __init__(
+        self, open_model: Callable[[], LoadedModel], *, trusts_tenants: bool = False
+    ) -> None:
         self._trusts_tenants = trusts_tenants
         self._serving = open_model()
-        intake = Intake(Ledger(Metrics(), self._serving.clock))
-        self._methods = Methods(intake)
-        self._frontend = intake.open(self._serving)
+        readiness = ServerState(RequestAccounting(Metrics(), self._serving.clock))
+        self._methods = Methods(readiness)
+        self._frontend = readiness.open(self._serving)
         self._serving.worker.start()
         self.has_failed = asyncio.Event()
         self._supervisor = Supervisor(
-            self._serving, self._frontend, Health(intake), self.has_failed
+            self._serving, self._frontend, Health(readiness), self.has_failed
         )
 
     async def Generate(  # noqa: N802

@@ -16,8 +16,8 @@ from outrider.runtime.core.checks.validate import check_prompt_size
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.texts import BYTES_PER_TOKEN, TextLane
-from outrider.runtime.serving.tokenizer import TextCodec, TextToTextCodec, tokenize_bad_words
+from outrider.runtime.serving.tokenization import BYTES_PER_TOKEN, TokenizationQueue
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TextCodec, tokenize_bad_words
 from outrider.v1 import inference_pb2 as wire
 
 # Of an answer to Tokenize: what gRPC clients take where nobody says otherwise.
@@ -41,7 +41,7 @@ class RequestEncoder:
     def __init__(
         self,
         codec: TextCodec,
-        texts: TextLane,
+        texts: TokenizationQueue,
         chats: ChatEncoder | None,
         model: ServedModel,
         max_bytes: int,
@@ -67,7 +67,7 @@ class RequestEncoder:
             RequestError: there is no such language, or none is named and the model has no default.
         """
         codec = self._codec
-        if not isinstance(codec, TextToTextCodec):
+        if not isinstance(codec, EncoderDecoderCodec):
             return None
         return codec.decoder_prefix(fields.target_language)
 
@@ -84,7 +84,7 @@ class RequestEncoder:
             return await self._run(chat.size, lambda: self._encode_prompt(chat), is_prompt=True)
         codec, text = self._codec, fields.text or ""
         size = len(text.encode())
-        if isinstance(codec, TextToTextCodec):
+        if isinstance(codec, EncoderDecoderCodec):
             encode, language = codec.encode_source, fields.source_language
             return await self._run(size, lambda: encode(text, language), is_prompt=True)
         return await self._run(size, lambda: codec.encode(text), is_prompt=True)
@@ -108,7 +108,7 @@ class RequestEncoder:
         codec, text = self._codec, fields.answer_prefix
         if fields.answer_prefix_tokens is not None:
             return fields.answer_prefix_tokens
-        if not isinstance(codec, TextToTextCodec) or not text:
+        if not isinstance(codec, EncoderDecoderCodec) or not text:
             return ()
         return await self._run(len(text.encode()), lambda: codec.encode_prefix(text))
 
@@ -153,7 +153,7 @@ class RequestEncoder:
         """Return the answer to Tokenize; callable from any thread."""
         codec, text = self._codec, request.text
         has_special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        if not isinstance(codec, TextToTextCodec):
+        if not isinstance(codec, EncoderDecoderCodec):
             ids = codec.encode(text, has_special)
         elif request.target:
             ids = codec.encode_prefix(text)

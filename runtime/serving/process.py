@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import NoReturn
 
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.dialects import services_of
-from outrider.runtime.serving.doors.addresses import UNIX
-from outrider.runtime.serving.doors.audit import AuditLog
-from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.doors.scrape import MetricsListener
-from outrider.runtime.serving.http.opening import open_listeners
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.isolated.worker import open_isolated
-from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.accounting import RequestAccounting
+from outrider.runtime.serving.engine_process.worker import open_isolated
+from outrider.runtime.serving.factory import ServeOptions, Stage, load_model, settle_loaded
+from outrider.runtime.serving.http.factory import open_listeners
+from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.memory import use_few_arenas
-from outrider.runtime.serving.opening import ServeOptions, Stage, open_serving, settle_loaded
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.observability.scrape_collector import ScrapeCollector
+from outrider.runtime.serving.observability.tracing import open_spans
+from outrider.runtime.serving.protocols import services_of
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.security.addresses import UNIX
+from outrider.runtime.serving.security.audit import AuditLog
+from outrider.runtime.serving.security.scrape import MetricsListener
 from outrider.runtime.serving.server import CLOSE_GRACE_S, Server
 from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S
-from outrider.runtime.serving.watch.exposition import Exposition
-from outrider.runtime.serving.watch.metrics import Metrics
-from outrider.runtime.serving.watch.tracing import open_spans
 
 # The worker's thread asks for the interpreter after every engine call, several times in a step, and
 # waits this long while the event loop is busy. Python's 5 ms are a whole step: on two busy cores a
@@ -59,24 +59,24 @@ async def serve(root: Path, options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
     metrics = Metrics()
-    doors, addresses, scraped = open_doors(root, options, metrics)
+    security, addresses, scraped = open_security(root, options, metrics)
     spans = open_spans(options.watch.otlp_endpoint, options.name_of(root))
-    ledger = Ledger(
+    accounting = RequestAccounting(
         metrics,
         time.monotonic,
         audit=None if options.audit_log is None else AuditLog(options.audit_log),
-        is_listed=doors.is_listed,
+        is_listed=security.is_listed,
         has_access_lines=options.watch.logs.has_access_lines,
         spans=spans,
     )
-    intake = Intake(ledger)
-    listeners = open_listeners(intake, doors, options)
+    readiness = ServerState(accounting)
+    listeners = open_listeners(readiness, security, options)
     server = Server(
-        intake,
+        readiness,
         options.config,
         options.limits,
-        doors=doors,
-        services=services_of(options, intake),
+        security=security,
+        services=services_of(options, readiness),
         listeners=listeners,
     )
     stopping = _stopping(server)
@@ -109,7 +109,7 @@ async def _open_or_stop(
     server: Server, root: Path, options: ServeOptions, stopping: asyncio.Task[bool]
 ) -> None:
     """Open the model; a process that is to stop meanwhile ends here."""
-    opening = asyncio.create_task(_open(root, options, server.intake))
+    opening = asyncio.create_task(_open(root, options, server.readiness))
     await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not opening.done():
         await server.abandon()
@@ -132,26 +132,26 @@ async def _run(server: Server, stopping: asyncio.Task[bool]) -> None:
     notify(STOPPING, status="draining")
 
 
-async def _open(root: Path, options: ServeOptions, intake: Intake) -> Serving:
+async def _open(root: Path, options: ServeOptions, readiness: ServerState) -> LoadedModel:
     """Return the opened model, while the event loop answers probes."""
-    options = replace(options, stage=_noted(options.stage, intake))
-    intake.note("opening the bundle")
-    opened = open_isolated if options.isolates_engine else open_serving
+    options = replace(options, stage=_noted(options.stage, readiness))
+    readiness.note("opening the bundle")
+    opened = open_isolated if options.isolates_engine else load_model
     serving = await asyncio.to_thread(opened, root, options)
     settle_loaded()
     return serving
 
 
-def _noted(stage: Stage, intake: Intake) -> Stage:
+def _noted(stage: Stage, readiness: ServerState) -> Stage:
     """Return a stage that probes are told of, too."""
 
     @contextmanager
     def noted(text: str) -> Iterator[None]:
-        before = intake.stage
-        intake.note(text)
+        before = readiness.stage
+        readiness.note(text)
         with stage(text):
             yield
-        intake.note(before)
+        readiness.note(before)
 
     return noted
 
@@ -175,22 +175,22 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def open_doors(
+def open_security(
     root: Path, options: ServeOptions, metrics: Metrics
-) -> tuple[Doors, list[str], MetricsListener | None]:
-    """Return the doors, addresses to listen on that they allow, and what answers scrapes from now on.
+) -> tuple[Security, list[str], MetricsListener | None]:
+    """Return the server's security, the addresses that it allows to listen on, and the listener of scrapes.
 
     Raises:
         ConfigError: a file or an address cannot be used.
     """
     failed = metrics.reload_failures
-    doors = Doors(options.doors, lambda name: failed.labels(file=name).inc())
+    security = Security(options.security, lambda name: failed.labels(file=name).inc())
     addresses = [options.address]
     if options.socket_path is not None:
         addresses.append(f"{UNIX}{options.socket_path}")
     for address in addresses:
-        doors.check("host", address)
-    if (certificate := doors.certificate) is not None:
+        security.check("host", address)
+    if (certificate := security.certificate) is not None:
         metrics.watch(
             "tls_certificate_expiry_seconds",
             "Until the certificate ends",
@@ -200,13 +200,13 @@ def open_doors(
     if options.watch.metrics_address is not None:
         listener = MetricsListener(
             options.watch.metrics_address,
-            Exposition(metrics.registry, options.name_of(root), options.watch.has_vllm_names),
-            doors,
+            ScrapeCollector(metrics.registry, options.name_of(root), options.watch.has_vllm_names),
+            security,
             lambda error: metrics.refused.labels(reason=error.reason).inc(),
         )
         if listener.port:
             log.info("metrics on port %d", listener.port)
-    return doors, addresses, listener
+    return security, addresses, listener
 
 
 def _guard(config: ServerConfig) -> None:

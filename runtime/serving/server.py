@@ -20,19 +20,19 @@ from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.doors.gate import Gate
-from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.intake import Intake, Listener, Service
-from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.memory import give_back_regularly
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.observability.logs import bounded
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.observability.process import EngineState, State
+from outrider.runtime.serving.observability.worker import WorkerMetrics, WorkerView
+from outrider.runtime.serving.readiness import Listener, ServerState, Service
+from outrider.runtime.serving.request_handler import RequestHandler
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.security.gate import Gate
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
-from outrider.runtime.serving.watch.logs import bounded
-from outrider.runtime.serving.watch.metrics import Metrics
-from outrider.runtime.serving.watch.process import EngineState, State
-from outrider.runtime.serving.watch.worker import WorkerMetrics, WorkerView
 
 # Seconds for open health watches.
 CLOSE_GRACE_S = 1.0
@@ -64,14 +64,14 @@ log = logging.getLogger(__name__)
 
 
 class Server:
-    """A gRPC server behind ``doors``, over what ``intake`` serves; owns the model's worker from ``open`` to ``drain``.
+    """A gRPC server of a model; owns the model's worker from ``open`` to ``drain``.
 
     Args:
-        intake: takes requests.
+        readiness: takes requests.
         config: how many connections there may be.
         limits: how large a message may be.
-        doors: who is let in.
-        services: dialects that gRPC carries beside ``outrider.v1``.
+        security: who is let in.
+        services: protocols that gRPC carries beside ``outrider.v1``.
         listeners: other ways in, opened and closed with this one.
 
     Attributes:
@@ -81,30 +81,30 @@ class Server:
 
     def __init__(
         self,
-        intake: Intake,
+        readiness: ServerState,
         config: ServerConfig,
         limits: RequestLimits,
         *,
-        doors: Doors | None = None,
+        security: Security | None = None,
         services: Sequence[Service] = (),
         listeners: Sequence[Listener] = (),
     ) -> None:
-        self.intake = intake
-        self._doors = doors or Doors()
+        self.readiness = readiness
+        self._security = security or Security()
         self._listeners = listeners
-        self._health = Health(intake, "", SERVICE)
+        self._health = Health(readiness, "", SERVICE)
         options = (
             *SERVER_OPTIONS,
             ("grpc.max_allowed_incoming_connections", config.max_connections),
             ("grpc.max_receive_message_length", limits.max_message_bytes),
         )
         gate = Gate(
-            self._doors.authenticator,
-            has_open_health=self._doors.options.has_open_health,
+            self._security.authenticator,
+            has_open_health=self._security.options.has_open_health,
             refused=self._note_refusal,
         )
         self._server = grpc.aio.server(interceptors=(gate,), options=options)
-        services = (InferenceService(intake), *services)
+        services = (InferenceService(readiness), *services)
         self._server.add_generic_rpc_handlers(tuple(one.handler() for one in services))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         names = (*(one.name for one in services), health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -124,12 +124,12 @@ class Server:
             return State.STARTING
         if self.supervisor.is_draining:
             return State.DRAINING
-        return State.SERVING if self.intake.serving.worker.is_ready else State.RESTARTING
+        return State.SERVING if self.readiness.serving.worker.is_ready else State.RESTARTING
 
     @property
     def metrics(self) -> Metrics:
         """What is counted."""
-        return self.intake.ledger.metrics
+        return self.readiness.accounting.metrics
 
     async def listen(self, *addresses: str) -> int:
         """Open the ports, and return the first address' one; 0 for a Unix socket.
@@ -140,24 +140,24 @@ class Server:
             ConfigError: an address cannot be bound.
         """
         await self._health.begin()
-        ports = [self._doors.listen(self._server, address) for address in addresses]
+        ports = [self._security.listen(self._server, address) for address in addresses]
         for listener in self._listeners:
             await listener.start()
         await self._server.start()
         self._tasks = [
             asyncio.create_task(give_back_regularly()),
-            watched(self._doors.watch(), self.has_failed),
+            watched(self._security.watch(), self.has_failed),
             watched(self.metrics.loop_lag.watch(), self.has_failed),
         ]
         return ports[0]
 
-    async def open(self, serving: Serving) -> None:
+    async def open(self, serving: LoadedModel) -> None:
         """Start a model's worker and take requests; health is SERVING."""
-        frontend = self.intake.open(serving)
-        self.metrics.registry.register(WorkerMetrics(_view(serving, frontend)))
+        handler = self.readiness.open(serving)
+        self.metrics.registry.register(WorkerMetrics(_view(serving, handler)))
         serving.worker.start()
         await self._health.set_serving(True)
-        self.supervisor = Supervisor(serving, frontend, self._health, self.has_failed)
+        self.supervisor = Supervisor(serving, handler, self._health, self.has_failed)
 
     async def abandon(self) -> None:
         """Close the ports after ``has_failed``, or a start that failed; a worker stays as it is."""
@@ -173,26 +173,30 @@ class Server:
         Returns:
             The number of streams cut short; more than 0, too, where the worker hangs or is dead.
         """
-        supervisor, serving, frontend = self.supervisor, self.intake.serving, self.intake.frontend
+        supervisor, serving, handler = (
+            self.supervisor,
+            self.readiness.serving,
+            self.readiness.handler,
+        )
         assert supervisor is not None
         config, worker = serving.config, serving.worker
         supervisor.is_draining = True
-        log.info("draining: %d streams are open", frontend.num_streams)
+        log.info("draining: %d streams are open", handler.num_streams)
         await self._health.set_serving(False)
         await self._wait_or_hurry(self._hurry.wait(), config.lb_delay_s)
-        frontend.close_admission()
+        handler.close_admission()
         worker.drain()
-        await self._wait_or_hurry(frontend.wait_idle(), config.drain_timeout_s)
+        await self._wait_or_hurry(handler.wait_idle(), config.drain_timeout_s)
         has_stopped = await asyncio.to_thread(worker.stop, 0.0)
         if not has_stopped:
             log.error("a step is stuck in the engine")
-        await self._wait_or_hurry(frontend.wait_idle(), FLUSH_S)
+        await self._wait_or_hurry(handler.wait_idle(), FLUSH_S)
         await supervisor.stop()
         await self._close()
         if serving.grammars is not None:
             await asyncio.to_thread(serving.grammars.close)
-        log.info("drained: %d streams were cut", frontend.num_cut)
-        return frontend.num_cut + (not has_stopped) + self.has_failed.is_set()
+        log.info("drained: %d streams were cut", handler.num_cut)
+        return handler.num_cut + (not has_stopped) + self.has_failed.is_set()
 
     async def _close(self) -> None:
         for listener in self._listeners:
@@ -215,19 +219,19 @@ class Server:
     def _note_refusal(
         self, method: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        caller = Caller(peer=peer, dialect=bounded(method.strip("/").rpartition("/")[0]))
+        caller = ClientIdentity(peer=peer, protocol=bounded(method.strip("/").rpartition("/")[0]))
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
-        self.intake.ledger.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
+        self.readiness.accounting.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
 
 
-def _view(serving: Serving, frontend: Frontend) -> WorkerView:
+def _view(serving: LoadedModel, handler: RequestHandler) -> WorkerView:
     """Return what a scrape reads of a model's worker."""
     worker = serving.worker
     return WorkerView(
         snapshot=worker.snapshot,
         num_restarts=lambda: worker.num_restarts,
-        num_streams=lambda: frontend.num_streams,
+        num_streams=lambda: handler.num_streams,
         max_context=serving.model.max_context,
         has_sources=serving.model.max_source > 0,
         has_prefixes=serving.config.prefix_cache_bytes > 0,

@@ -30,7 +30,7 @@ STATUS: Mapping[type[errors.ServingError], grpc.StatusCode] = {
     errors.QuotaExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
-    errors.Hopeless: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.DeadlineUnreachable: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.SlowConsumer: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.QueueTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,

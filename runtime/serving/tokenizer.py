@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.bundle.names import TOKENIZER_FILE
-from outrider.engines.bundle.text2text import (
+from outrider.engines.bundle.encoder_decoder import (
     LANGUAGE,
     SOURCE_TOKENIZER_FILE,
     TEXT,
+    EncoderDecoder,
     Template,
-    TextToText,
 )
+from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.text import REPLACEMENT
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -128,7 +128,7 @@ class TokenizersCodec:
         return self._tokenizer.id_to_token(token) or ""
 
 
-class TextToTextCodec(TokenizersCodec):
+class EncoderDecoderCodec(TokenizersCodec):
     """The codec of a model with an encoder: of answers, and with a part of its own for sources.
 
     Args:
@@ -145,7 +145,7 @@ class TextToTextCodec(TokenizersCodec):
     """
 
     def __init__(
-        self, answers: Path | bytes, text2text: TextToText, sources: Path | bytes | None = None
+        self, answers: Path | bytes, text2text: EncoderDecoder, sources: Path | bytes | None = None
     ) -> None:
         super().__init__(answers)
         self.text2text = text2text
@@ -217,7 +217,7 @@ class TextToTextCodec(TokenizersCodec):
 
 
 def open_codec(bundle: Bundle) -> TokenizersCodec:
-    """Return the codec of a bundle, a ``TextToTextCodec`` where its models have an encoder.
+    """Return the codec of a bundle, a ``EncoderDecoderCodec`` where its models have an encoder.
 
     Raises:
         BundleError: a tokenizer cannot be read.
@@ -226,7 +226,7 @@ def open_codec(bundle: Bundle) -> TokenizersCodec:
     if text2text is None:
         return TokenizersCodec(answers)
     has_sources = text2text.has_source_tokenizer
-    return TextToTextCodec(
+    return EncoderDecoderCodec(
         answers, text2text, bundle.read(SOURCE_TOKENIZER_FILE) if has_sources else None
     )
 

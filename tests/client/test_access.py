@@ -17,7 +17,7 @@ from outrider.access import is_local
 from outrider.channel import HEALTH_SERVING, HEALTH_WATCH
 from outrider.errors import (
     CallError,
-    Hopeless,
+    DeadlineUnreachable,
     PermissionDenied,
     QuotaExceeded,
     decode_error,
@@ -55,7 +55,7 @@ class Door(grpc.GenericRpcHandler):
 
         async def answer(request: bytes, context: Any) -> bytes:
             await check(context)
-            return wire.GetServerInfoResponse(model="doors").SerializeToString()
+            return wire.GetServerInfoResponse(model="security").SerializeToString()
 
         async def watch(request: bytes, context: Any) -> None:
             await check(context)
@@ -110,7 +110,7 @@ def server_tls(authority: Authority, *, asks_clients: bool = False) -> grpc.Serv
 
 async def test_a_key_goes_with_every_call_and_with_the_wait_for_health():
     async with door() as (address, answers):
-        assert await model_by(address, api_key=KEY) == {"doors"}
+        assert await model_by(address, api_key=KEY) == {"security"}
     assert HEALTH_WATCH in dict(answers.asked)
     assert {shown for _, shown in answers.asked} == {f"Bearer {KEY}"}
 
@@ -118,7 +118,7 @@ async def test_a_key_goes_with_every_call_and_with_the_wait_for_health():
 async def test_over_tls_grpc_s_own_health_checks_have_the_key(tmp_path: Path):
     authority = Authority(tmp_path)
     async with door(server_tls(authority)) as (address, answers):
-        assert await model_by(address, api_key=KEY, tls_ca=authority.ca) == {"doors"}
+        assert await model_by(address, api_key=KEY, tls_ca=authority.ca) == {"security"}
     assert {shown for _, shown in answers.asked} == {f"Bearer {KEY}"}
 
 
@@ -127,7 +127,7 @@ async def test_a_certificate_is_shown_to_a_server_that_asks(tmp_path: Path):
     own = authority.issue("client")
     access = {"tls_ca": authority.ca, "tls_certificate": own.certificate, "tls_key": own.key}
     async with door(server_tls(authority, asks_clients=True)) as (address, answers):
-        assert await model_by(address, **access) == {"doors"}
+        assert await model_by(address, **access) == {"security"}
     assert {shown for _, shown in answers.asked} == {None}
 
 
@@ -295,7 +295,7 @@ class Ended(grpc.RpcError):
         (errors.Unauthenticated(), Unauthenticated),
         (errors.PermissionDenied(), PermissionDenied),
         (errors.QuotaExceeded("tokens_per_s", 2.5), QuotaExceeded),
-        (errors.Hopeless(), Hopeless),
+        (errors.DeadlineUnreachable(), DeadlineUnreachable),
     ],
 )
 def test_refusals_at_the_door_have_classes_of_their_own(

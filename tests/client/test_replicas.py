@@ -11,8 +11,8 @@ import grpc
 from outrider import Client, ServerFailed, Unavailable
 from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.doors.options import DoorOptions
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.security.options import SecurityOptions
 
 from tests.certificates import Authority
 from tests.ports import free_ports
@@ -68,7 +68,7 @@ async def test_a_full_queue_of_a_replica_that_goes_is_served_by_the_others(start
             holder = asyncio.ensure_future(answer(going.client))
             await asyncio.to_thread(stuck.has_stuck.wait)
             answers = [asyncio.ensure_future(answer(client)) for _ in range(3 * MANY)]
-            while going.server.intake.frontend.num_streams <= MANY:
+            while going.server.readiness.handler.num_streams <= MANY:
                 await going.client.info()
             going.server.hurry()
             draining = asyncio.ensure_future(going.server.drain())
@@ -112,14 +112,14 @@ async def test_a_list_of_addresses_over_tls_is_called_by_the_certificates_name(
     authority = Authority(tmp_path)
     pair = authority.issue("replicas")
 
-    def doors() -> Doors:
-        return Doors(DoorOptions(tls_certificate=pair.certificate, tls_key=pair.key))
+    def security() -> Security:
+        return Security(SecurityOptions(tls_certificate=pair.certificate, tls_key=pair.key))
 
     trusting = grpc.ssl_channel_credentials(authority.ca.read_bytes())
     named = (("grpc.default_authority", "localhost"),)
     async with (
-        start(doors=doors(), credentials=trusting) as one,
-        start(doors=doors(), credentials=trusting) as other,
+        start(security=security(), credentials=trusting) as one,
+        start(security=security(), credentials=trusting) as other,
         Client(target_of(one, other), tls_ca=authority.ca, options=named) as client,
     ):
         assert (await client.info(timeout_s=PATIENCE_S)).model == "letters"

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 from outrider.engines.onnx.session import WEIGHTS_FOLDER
-from outrider.export.certificate.twin import twin_of
+from outrider.export.certificate.half_emulation import twin_of
 
 from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 

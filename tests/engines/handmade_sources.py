@@ -7,6 +7,17 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.encoder_decoder import (
+    ENCODE_FILE,
+    SOURCE,
+    SOURCE_LENGTH,
+    EncoderDecoder,
+    SourceEntry,
+    cross_key_name,
+    cross_past_names,
+    cross_present_names,
+    cross_value_name,
+)
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.bundle.names import (
@@ -16,17 +27,6 @@ from outrider.engines.bundle.names import (
     TOKENS,
     past_names,
     present_names,
-)
-from outrider.engines.bundle.text2text import (
-    ENCODE_FILE,
-    SOURCE,
-    SOURCE_LENGTH,
-    SourceEntry,
-    TextToText,
-    cross_key_name,
-    cross_past_names,
-    cross_present_names,
-    cross_value_name,
 )
 from outrider.export.graph.shared_encoder import share_encoder
 
@@ -148,7 +148,7 @@ def write_source_bundle(root: Path, *, nan_token: int | None = None) -> Path:
         target=replace(manifest.target, source=source),
         max_batch=MAX_BATCH,
         files=hash_files(root),
-        text2text=TextToText(
+        text2text=EncoderDecoder(
             decoder_prefix=(0,), source_template=("text",), languages={}, has_source_tokenizer=False,
             shares_vocabulary=False, banned_token_ids=(), generation_defaults={},
         ),

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Span
-from outrider.engines.bit_equality import has_equal_bits
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.determinism import has_equal_bits
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.reference.torch_engine import TorchEngine, open_checkpoint

@@ -13,7 +13,7 @@ from outrider.export import part
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 from outrider.runtime.verify.command import verify
 
 PLAIN = ServerConfig(default_gamma=1)
@@ -158,7 +158,7 @@ def test_what_is_accepted_is_recorded_and_told(
     report = verify(bundle.root, num_samples=200, false_alarm=1e-6, seed=0)
     assert words in report.table()
     with caplog.at_level("WARNING"):
-        open_serving(bundle.root, ServeOptions(device="cpu", config=PLAIN)).close()
+        load_model(bundle.root, ServeOptions(device="cpu", config=PLAIN)).close()
     assert words in caplog.text
 
 
@@ -174,4 +174,4 @@ def test_nothing_is_accepted_that_is_no_difference(
 def test_a_context_beyond_the_bundles_is_refused_by_name(tiny_bundle: Path, asked: int) -> None:
     most = load_bundle(tiny_bundle).manifest.max_context
     with pytest.raises(ConfigError, match=rf"max_context: must be in \[2, {most}\], the bundle's"):
-        open_serving(tiny_bundle, ServeOptions(device="cpu", config=PLAIN, max_context=asked))
+        load_model(tiny_bundle, ServeOptions(device="cpu", config=PLAIN, max_context=asked))

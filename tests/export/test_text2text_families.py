@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from outrider.engines.base import FloatArray, IntArray
-from outrider.engines.bundle import text2text
+from outrider.engines.bundle import encoder_decoder
 from outrider.engines.bundle.names import past_names
 from outrider.engines.onnx.session import open_session
 from outrider.export.facts import ModelFacts, model_facts
@@ -35,20 +35,20 @@ class Slots:
     def __init__(
         self, path: Path, facts: ModelFacts, rows: IntArray, capacity: int, memory: int
     ) -> None:
-        encode = path.with_name(text2text.ENCODE_FILE)
+        encode = path.with_name(encoder_decoder.ENCODE_FILE)
         self._decoder, self._encoder = (
             open_session(one, copies_caches=True) for one in (path, encode)
         )
         assert facts.source is not None
         shape = (len(rows), facts.num_kv_heads, capacity, facts.head_size)
         self._texts = {name: np.full(shape, 7, np.float32) for name in past_names(facts.num_layers)}
-        names = text2text.cross_past_names(facts.num_layers)
+        names = encoder_decoder.cross_past_names(facts.num_layers)
         shape = (len(rows), facts.source.num_heads, memory, facts.source.head_size)
         self._sources = {name: np.full(shape, 7, np.float32) for name in names}
         self._lengths = LENGTHS[rows]
 
     def read(self, sources: IntArray) -> dict[str, FloatArray]:
-        feeds = {text2text.SOURCE: sources, text2text.SOURCE_LENGTH: self._lengths}
+        feeds = {encoder_decoder.SOURCE: sources, encoder_decoder.SOURCE_LENGTH: self._lengths}
         names = [f"new_{name}" for name in self._sources]
         answers = self._encoder.run(names, feeds | self._sources)
         self._sources = dict(zip(self._sources, answers, strict=True))
@@ -57,7 +57,7 @@ class Slots:
     def extend(self, tokens: IntArray, starts: IntArray) -> FloatArray:
         columns = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape).copy()
         feeds = {"tokens": tokens, "start": starts, "logit_positions": columns}
-        feeds |= {text2text.SOURCE_LENGTH: self._lengths}
+        feeds |= {encoder_decoder.SOURCE_LENGTH: self._lengths}
         names = ["logits", *(f"new_{name}" for name in self._texts)]
         logits, *caches = self._decoder.run(names, feeds | self._texts | self._sources)
         self._texts = dict(zip(self._texts, caches, strict=True))

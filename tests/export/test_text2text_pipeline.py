@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.encoder_decoder import TEXT, SourceEntry
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import write_manifest
-from outrider.engines.bundle.text2text import TEXT, SourceEntry
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import WEIGHT_KINDS, halved_logits, make_part
 from outrider.export.pipeline import export_bundle

@@ -24,15 +24,15 @@ from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.doors.audit import AuditLog
-from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
-from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.observability.tracing import Spans
 from outrider.runtime.serving.process import SWITCH_INTERVAL_S
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.security.audit import AuditLog
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
-from outrider.runtime.serving.watch.tracing import Spans
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.served import MakeListeners, begin, server_of
@@ -89,7 +89,7 @@ class LetterEngine(ScriptedEngine):
 class Running:
     client: Client
     server: Server
-    serving: Serving
+    serving: LoadedModel
     address: str
 
     def endless(self, **options: Any) -> AsyncGenerator[wire.GenerateResponse]:
@@ -134,14 +134,14 @@ async def running(
     tokenizer: bytes | None = None,
     chats: ChatEncoder | None = None,
     generation_defaults: Mapping[str, object] | None = None,
-    doors: Doors | None = None,
+    security: Security | None = None,
     audit: AuditLog | None = None,
     has_access_lines: bool = False,
     spans: Spans | None = None,
     addresses: Sequence[str] = (),
     serve_options: ServeOptions | None = None,
     credentials: grpc.ChannelCredentials | None = None,
-    listeners: MakeListeners = lambda intake, doors: (),
+    listeners: MakeListeners = lambda readiness, security: (),
 ) -> AsyncIterator[Running]:
     config = replace(config, stall_timeout_s=stall_timeout_s)
     engine_limits = EngineLimits(
@@ -186,7 +186,7 @@ async def running(
         constraints=() if forms is None else tuple(GrammarKind),
         chat_templates=() if chats is None else chats.names,
     )
-    serving = Serving(
+    serving = LoadedModel(
         worker=worker,
         codec=codec,
         model=model,
@@ -200,7 +200,7 @@ async def running(
     )
     server = server_of(
         serving,
-        doors=doors,
+        security=security,
         options=serve_options,
         listeners=listeners,
         audit=audit,

@@ -5,41 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from outrider.runtime.serving.dialects import services_of
-from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.intake import Intake, Listener
-from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.opening import ServeOptions
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.accounting import RequestAccounting
+from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.protocols import services_of
+from outrider.runtime.serving.readiness import Listener, ServerState
+from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.server import Server
 from outrider.runtime.serving.supervision.supervisor import Supervisor
-from outrider.runtime.serving.watch.metrics import Metrics
 
-MakeListeners: TypeAlias = Callable[[Intake, Doors], Sequence[Listener]]
+MakeListeners: TypeAlias = Callable[[ServerState, Security], Sequence[Listener]]
 
 
 def server_of(
-    serving: Serving,
+    serving: LoadedModel,
     *,
-    doors: Doors | None = None,
+    security: Security | None = None,
     options: ServeOptions | None = None,
-    listeners: MakeListeners = lambda intake, doors: (),
+    listeners: MakeListeners = lambda readiness, security: (),
     **told: Any,
 ) -> Server:
     """Return a server of the dialects that ``options`` ask for; ``told`` are further arguments of its ledger."""
-    doors = doors or Doors()
-    intake = Intake(Ledger(Metrics(), serving.clock, is_listed=doors.is_listed, **told))
+    security = security or Security()
+    readiness = ServerState(
+        RequestAccounting(Metrics(), serving.clock, is_listed=security.is_listed, **told)
+    )
     return Server(
-        intake,
+        readiness,
         serving.config,
         serving.limits,
-        doors=doors,
-        services=services_of(options or ServeOptions(), intake),
-        listeners=listeners(intake, doors),
+        security=security,
+        services=services_of(options or ServeOptions(), readiness),
+        listeners=listeners(readiness, security),
     )
 
 
-async def begin(server: Server, serving: Serving, *addresses: str) -> int:
+async def begin(server: Server, serving: LoadedModel, *addresses: str) -> int:
     """Return the port on which a model is served."""
     port = await server.listen(*addresses or ("127.0.0.1:0",))
     await server.open(serving)

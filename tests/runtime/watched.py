@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from outrider import CallError, Client
 
-from tests.runtime.serving.doors.papers import Authority, write
+from tests.runtime.serving.security.credentials import Authority, write
 
 PROMPT = "the quick brown fox jumps over the lazy dog and runs away from the small grey cat " * 2
 START_LIMIT_S = 120.0

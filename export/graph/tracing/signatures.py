@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from outrider.engines.bundle import names, text2text
+from outrider.engines.bundle import encoder_decoder, names
 from outrider.export.facts import ModelFacts, SourceFacts
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def decoder_signature(facts: ModelFacts) -> Signature:
     if facts.source is not None:
         example.insert(3, _ones(_BATCH))
         axes.insert(3, {0: _BATCH})
-        inputs.insert(3, text2text.SOURCE_LENGTH)
+        inputs.insert(3, encoder_decoder.SOURCE_LENGTH)
         memory, memory_axes, cached = _memory(facts, facts.source)
         example += memory
         axes += memory_axes
@@ -70,7 +70,7 @@ def encode_signature(facts: ModelFacts, source: SourceFacts) -> Signature:
     return Signature(
         (_ones(_BATCH, _LENGTH), _ones(_BATCH), *memory),
         ({0: _BATCH, 1: _LENGTH}, {0: _BATCH}, *memory_axes),
-        (text2text.SOURCE, text2text.SOURCE_LENGTH, *cached),
+        (encoder_decoder.SOURCE, encoder_decoder.SOURCE_LENGTH, *cached),
         tuple(f"new_{name}" for name in cached),
     )
 
@@ -80,8 +80,8 @@ def _memory(facts: ModelFacts, source: SourceFacts) -> tuple[list[Any], list[Any
     layers = range(facts.num_layers)
     sizes = facts.num_layers, source.num_heads, source.head_size, _MEMORY
     axes = [{0: _BATCH, 2: _MEMORY}] * facts.num_layers
-    cached = [text2text.cross_key_name(layer) for layer in layers]
-    cached += [text2text.cross_value_name(layer) for layer in layers]
+    cached = [encoder_decoder.cross_key_name(layer) for layer in layers]
+    cached += [encoder_decoder.cross_value_name(layer) for layer in layers]
     return [_caches(*sizes), _caches(*sizes)], [axes, axes], cached
 
 

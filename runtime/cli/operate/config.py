@@ -18,7 +18,7 @@ from outrider.runtime.cli.serve.settings import DEFAULT, PREFIX, TABLES, source_
 from outrider.runtime.core.drafting import setting_names
 
 if TYPE_CHECKING:
-    from outrider.runtime.serving.opening import ServeOptions
+    from outrider.runtime.serving.factory import ServeOptions
 
 HIDDEN = "(hidden)"
 SECRET = re.compile("key|token|secret|passw|credential|authorization", re.IGNORECASE)

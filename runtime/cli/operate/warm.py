@@ -23,7 +23,7 @@ def warm(**given: Any) -> None:
     end_on_sigterm()
     with refusals(), compile_stage():
         from outrider.engines.onnx import packed_loops  # noqa: F401
-        from outrider.runtime.serving.opening import open_serving
+        from outrider.runtime.serving.factory import load_model
         from outrider.runtime.serving.process import serve  # noqa: F401
 
     stages: list[str] = []
@@ -38,7 +38,7 @@ def warm(**given: Any) -> None:
         bundle, options = what_to_serve(**given)
         for _ in range(MOST_STARTS):
             stages.clear()
-            open_serving(bundle, replace(options, stage=noted)).close()
+            load_model(bundle, replace(options, stage=noted)).close()
             options = replace(options, refreshes_costs=False)
             if not stages:
                 typer.echo(f"{bundle}: a start with these settings measures nothing")

@@ -57,7 +57,7 @@ Insecure = Annotated[
 
 def addresses(host: str | None, port: int | None, uds: Path | None) -> list[str]:
     """Return the addresses that were asked for, the one of TCP first."""
-    from outrider.runtime.serving.doors.addresses import UNIX, tcp_address
+    from outrider.runtime.serving.security.addresses import UNIX, tcp_address
 
     found = []
     if uds is None or host is not None or port is not None:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from outrider.runtime.cli.refusals import end_on_sigterm, refusals
 from outrider.runtime.cli.serve import addresses as places
-from outrider.runtime.cli.serve import dialects, doors, engines, limits, settings, watch
 from outrider.runtime.cli.serve import drafting as drafts
+from outrider.runtime.cli.serve import engines, limits, observability, protocols, security, settings
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES
 from outrider.runtime.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.runtime.serving.opening import ServeOptions
+    from outrider.runtime.serving.factory import ServeOptions
 else:
     ServeOptions = Any  # typer evaluates annotations, and the real one takes seconds to import
 
@@ -45,20 +45,20 @@ def what_to_serve(
     http_address: places.HttpAddress = None,
     http_port_file: places.HttpPortFile = None,
     insecure: places.Insecure = False,
-    kserve: dialects.Kserve = False,
-    vllm_grpc: dialects.VllmGrpc = False,
-    trusted_signers: doors.TrustedSigners = None,
-    tls_certificate: doors.TlsCertificate = None,
-    tls_key: doors.TlsKey = None,
-    tls_client_ca: doors.TlsClientCa = None,
-    keys: doors.Keys = None,
-    jwt_keys: doors.JwtKeys = None,
-    jwt_audience: doors.JwtAudience = None,
-    jwt_tenant_claim: doors.JwtTenantClaim = "sub",
-    tenants: doors.Tenants = None,
-    open_health: doors.OpenHealth = True,
-    audit_log: doors.AuditLog = None,
-    reload_every_s: doors.ReloadEveryS = 10.0,
+    kserve: protocols.Kserve = False,
+    vllm_grpc: protocols.VllmGrpc = False,
+    trusted_signers: security.TrustedSigners = None,
+    tls_certificate: security.TlsCertificate = None,
+    tls_key: security.TlsKey = None,
+    tls_client_ca: security.TlsClientCa = None,
+    keys: security.Keys = None,
+    jwt_keys: security.JwtKeys = None,
+    jwt_audience: security.JwtAudience = None,
+    jwt_tenant_claim: security.JwtTenantClaim = "sub",
+    tenants: security.Tenants = None,
+    open_health: security.OpenHealth = True,
+    audit_log: security.AuditLog = None,
+    reload_every_s: security.ReloadEveryS = 10.0,
     max_running: limits.MaxRunning = 64,
     max_context: limits.MaxContext = None,
     max_queued: limits.MaxQueued = 256,
@@ -85,13 +85,13 @@ def what_to_serve(
     drafting: drafts.Drafting = None,
     prefix_cache_bytes: drafts.PrefixCacheBytes = PREFIX_CACHE_BYTES,
     prefix_cache_scope: drafts.PrefixCacheScope = "tenant",
-    metrics_port: watch.MetricsPort = None,
-    metrics_address: watch.MetricsAddress = None,
-    vllm_metric_names: watch.VllmMetricNames = False,
-    log_format: watch.LogFormat = "console",
-    log_level: watch.LogLevel = "info",
-    access_log: watch.AccessLog = True,
-    otlp_endpoint: watch.OtlpEndpoint = None,
+    metrics_port: observability.MetricsPort = None,
+    metrics_address: observability.MetricsAddress = None,
+    vllm_metric_names: observability.VllmMetricNames = False,
+    log_format: observability.LogFormat = "console",
+    log_level: observability.LogLevel = "info",
+    access_log: observability.AccessLog = True,
+    otlp_endpoint: observability.OtlpEndpoint = None,
 ) -> tuple[Path, ServeOptions]:
     """Return the bundle and how to serve it, as the options of the command line say.
 
@@ -102,10 +102,10 @@ def what_to_serve(
     from outrider.engines.bundle.signatures import read_signers
     from outrider.runtime.cli.progress import stage
     from outrider.runtime.core.config import ServerConfig
-    from outrider.runtime.serving.doors.options import DoorOptions
-    from outrider.runtime.serving.opening import ServeOptions
-    from outrider.runtime.serving.watch.logs import logged_stage
-    from outrider.runtime.serving.watch.options import WatchOptions
+    from outrider.runtime.serving.factory import ServeOptions
+    from outrider.runtime.serving.observability.logs import logged_stage
+    from outrider.runtime.serving.observability.options import WatchOptions
+    from outrider.runtime.serving.security.options import SecurityOptions
 
     if bundle is None:
         raise ConfigError(
@@ -134,7 +134,7 @@ def what_to_serve(
         **of_server,
     )
     addresses = places.addresses(host, port, uds)
-    logs = watch.log_options(log_format, log_level, access_log)
+    logs = observability.log_options(log_format, log_level, access_log)
     return bundle, ServeOptions(
         address=addresses[0],
         socket_path=uds if len(addresses) > 1 else None,
@@ -147,7 +147,7 @@ def what_to_serve(
             logs=logs,
             otlp_endpoint=otlp_endpoint,
         ),
-        doors=DoorOptions(
+        security=SecurityOptions(
             keys=keys,
             jwt_keys=jwt_keys,
             jwt_audience=jwt_audience,
@@ -199,10 +199,12 @@ def serve(**given: Any) -> None:
         # The first process of a container has no other way to end, until the event loop has its own.
         end_on_sigterm()
         from outrider.runtime.cli.progress import compile_stage, stage
-        from outrider.runtime.serving.watch.logs import Logging, logged_stage
+        from outrider.runtime.serving.observability.logs import Logging, logged_stage
 
-        logs = watch.log_options(*(given[one] for one in ("log_format", "log_level", "access_log")))
-    with closing(Logging(logs)), watch.bugs_logged(), refusals():
+        logs = observability.log_options(
+            *(given[one] for one in ("log_format", "log_level", "access_log"))
+        )
+    with closing(Logging(logs)), observability.bugs_logged(), refusals():
         with compile_stage(stage if logs.is_for_people else logged_stage):
             # What engines of ONNX Runtime compile, else compiled when the bundle is opened.
             from outrider.engines.onnx import packed_loops  # noqa: F401

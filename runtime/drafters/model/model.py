@@ -23,7 +23,14 @@ from typing import ClassVar, Self
 from outrider.engines.base import Source, Span, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow
 from outrider.runtime.core.scheduler import alike_neighbours
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Need,
+    Outcome,
+)
 
 MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
@@ -45,7 +52,9 @@ class Ready:
 class ModelDrafter:
     """Proposes chains of a draft model."""
 
-    traits: ClassVar[Traits] = Traits(needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
+        needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True
+    )
     max_shared_missing = MAX_SHARED_MISSING
 
     def __init__(self, parts: DrafterParts) -> None:

@@ -21,7 +21,7 @@ from outrider.engines.base import FloatArray, Span
 from outrider.engines.sampling.base import CandidateNode, CandidateSampler, IntArray32
 from outrider.engines.trees import chain_length
 from outrider.runtime.core.tree import DraftTree, preorder, preorder_places, preordered
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Traits
+from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DrafterParts, DraftRow, Need
 from outrider.runtime.drafters.model.model import (
     ModelDrafter,
     chain_draft,
@@ -110,7 +110,7 @@ class Growth:
 class TreeDrafter(ModelDrafter):
     """Proposes a tree of candidates drawn from the draft model."""
 
-    traits: ClassVar[Traits] = Traits(
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         needs=frozenset({Need.DRAFT_MODEL, Need.DRAFT_TREES}), proposes_trees=True, is_sampled=True
     )
 

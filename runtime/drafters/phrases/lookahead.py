@@ -15,7 +15,13 @@ from typing import ClassVar, Self
 
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Outcome,
+)
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
@@ -36,7 +42,9 @@ class LookaheadDrafter(PhraseDrafter):
         max_gamma: depth of a draft at most, which bounds W too.
     """
 
-    traits: ClassVar[Traits] = Traits(proposes_trees=True, num_choices=1, wants_outcomes=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
+        proposes_trees=True, num_choices=1, wants_outcomes=True
+    )
 
     def __init__(self, config: DraftingConfig, *, max_gamma: int) -> None:
         # The pool is nothing without what the target chose behind the window.

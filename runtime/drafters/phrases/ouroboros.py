@@ -23,7 +23,14 @@ from typing import ClassVar
 
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Need, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Need,
+    Outcome,
+)
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import cut_at_end
 from outrider.runtime.drafters.model.model import ModelDrafter
@@ -53,7 +60,7 @@ class OuroborosDrafter(ModelDrafter):
     addition to the source, for targets whose nodes cost little.
     """
 
-    traits: ClassVar[Traits] = Traits(
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         needs=frozenset({Need.DRAFT_MODEL}), proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.tree import TreeBuilder
-from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, Outcome
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.chain import ChainDrafter, cut_at_end
 from outrider.runtime.drafters.phrases.window import Phrase
@@ -137,7 +137,7 @@ class PhraseState:
 class PhraseDrafter(ChainDrafter[PhraseState]):
     """Proposes the newest phrases after the last token, behind the end of the newest its own, and so on."""
 
-    traits: ClassVar[Traits] = Traits(
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         is_guesser=True, proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 

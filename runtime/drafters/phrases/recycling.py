@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.base import DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import DrafterCapabilities, DraftRow, Outcome
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.scopes import Scoped
 
@@ -80,7 +80,7 @@ class RecyclingState:
 class RecyclingDrafter(BranchingDrafter[RecyclingState]):
     """Proposes trees of likely successors, or the chain of the likeliest."""
 
-    traits: ClassVar[Traits] = Traits(
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         is_guesser=True, proposes_trees=True, num_choices=WIDTH, wants_outcomes=True
     )
 

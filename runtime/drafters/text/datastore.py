@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need, Traits
+from outrider.runtime.drafters.base import DrafterCapabilities, DrafterParts, DraftRow, Need
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.text.suffix_array import Datastore
 
@@ -26,7 +26,7 @@ MAX_MATCHES = 64
 class DatastoreDrafter(BranchingDrafter[list[int]]):
     """Proposes continuations found in a corpus; its state is the context's last tokens."""
 
-    traits: ClassVar[Traits] = Traits(
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         needs=frozenset({Need.CORPUS}), is_guesser=True, proposes_trees=True
     )
 

@@ -14,7 +14,13 @@ from numba import int64, types
 from outrider.engines.base import IntArray
 from outrider.engines.jit import njit_exact
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Outcome,
+)
 from outrider.runtime.drafters.chain import guessed_chain
 
 _IDS = int64[::1]
@@ -59,7 +65,7 @@ def find(tokens: IntArray, drafted: IntArray, shortest: int, longest: int) -> tu
 class LookupDrafter:
     """Proposes continuations copied from the committed tokens."""
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(is_guesser=True)
 
     def __init__(self, config: DraftingConfig) -> None:
         self._shortest, self._longest = config.lookup_min_ngram, config.lookup_max_ngram

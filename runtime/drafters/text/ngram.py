@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 from outrider.engines.base import IntArray
-from outrider.runtime.drafters.base import DrafterParts, DraftRow, Need, Traits
+from outrider.runtime.drafters.base import DrafterCapabilities, DrafterParts, DraftRow, Need
 from outrider.runtime.drafters.chain import ChainDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore
 
@@ -136,7 +136,7 @@ class NgramDrafter(ChainDrafter[NgramTable]):
         fixed_order: of a baseline, which drafts without a threshold; None takes the server's order.
     """
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(is_guesser=True)
     fixed_order: ClassVar[int | None] = None
 
     def __init__(

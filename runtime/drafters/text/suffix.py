@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.base import Draft, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, Outcome
 from outrider.runtime.drafters.branches import BranchingDrafter, Budget, grow
 from outrider.runtime.drafters.chain import cut_at_end
 from outrider.runtime.drafters.scopes import Scoped
@@ -76,7 +76,9 @@ class SuffixState:
 class SuffixDrafter(BranchingDrafter[SuffixState]):
     """Proposes the best-scored continuation of what the context ended like before."""
 
-    traits: ClassVar[Traits] = Traits(is_guesser=True, proposes_trees=True, wants_outcomes=True)
+    capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
+        is_guesser=True, proposes_trees=True, wants_outcomes=True
+    )
 
     def __init__(self, config: DraftingConfig) -> None:
         super().__init__(config)

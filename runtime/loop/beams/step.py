@@ -17,8 +17,8 @@ from itertools import pairwise
 from outrider.engines.base import Engine, EngineError, FloatArray
 from outrider.engines.device.rounds import do_nothing
 from outrider.engines.sampling.base import Continuations
+from outrider.runtime.core.bisect_failures import bisect_failures
 from outrider.runtime.core.events import Finished
-from outrider.runtime.core.halves import tried_in_halves
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder
@@ -103,7 +103,7 @@ class _SearchStep:
             logger.warning(
                 "a pass for %d searches failed; trying parts", len(ready), exc_info=error
             )
-            _, failed = tried_in_halves(ready, self._pass_again)
+            _, failed = bisect_failures(ready, self._pass_again)
             self._alone += [(one.request, error) for (one, _), error in failed]
 
     def _pass_again(self, ready: Sequence[Drafted]) -> None:

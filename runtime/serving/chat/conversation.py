@@ -3,7 +3,8 @@
 What Transformers does to messages before it renders them is done here too: keys without a value are dropped, reasoning
 is given under its three names, and a last message to go on with gets a tag where the text is cut.
 
-Texts of people, tools and documents must not steer the model: they get the marks of ``runtime.serving.chat.marks``.
+Texts of people, tools and documents must not steer the model: they get the marks of
+``runtime.serving.chat.control_token_escaping``.
 
 Source: transformers 5.23.0, ``tokenization_utils_base.py`` (``apply_chat_template``) and
 ``utils/chat_template_utils.py`` (``render_jinja_template``, ``mark_control_tokens``).
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatMessage, ChatParams
-from outrider.runtime.serving.chat.marks import Marks, guarded
+from outrider.runtime.serving.chat.control_token_escaping import ControlTokenEscaping, guarded
 
 # Roles that the model, its maker or its caller speaks in; whatever else a template knows is somebody else's word.
 TRUSTED_ROLES = ("system", "developer", "assistant", "model")
@@ -96,7 +97,7 @@ def read_conversation(chat: ChatParams) -> Conversation:
     )
 
 
-def marked(conversation: Conversation, marks: Marks) -> Conversation:
+def marked(conversation: Conversation, marks: ControlTokenEscaping) -> Conversation:
     """Return the conversation with marks where its texts must not steer the model."""
     mark = marks.mark
     return replace(

@@ -8,6 +8,7 @@ from functools import cache, cached_property
 
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
+from outrider.runtime.serving.chat.control_token_escaping import ControlTokenEscaping
 from outrider.runtime.serving.chat.conversation import (
     ARGUMENTS_FIELD,
     cut_at_tag,
@@ -17,7 +18,6 @@ from outrider.runtime.serving.chat.conversation import (
     tag_final,
 )
 from outrider.runtime.serving.chat.files import ChatFiles
-from outrider.runtime.serving.chat.marks import Marks
 from outrider.runtime.serving.chat.template import MESSAGES_FIELD, ChatTemplate
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -144,7 +144,7 @@ class _Rendering:
         tokens = tuple(dict.fromkeys((*files.control_tokens, *found)))
         ids = codec.added_tokens
         self.control_ids = frozenset(ids[one] for one in tokens if one in ids)
-        self.marks = Marks(tokens)
+        self.marks = ControlTokenEscaping(tokens)
 
     def render(self, chat: ChatParams, max_bytes: int) -> str:
         """Return the text of a conversation, with its marks."""

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible dialect over HTTP: a listener beside gRPC's, a parser, sinks and a table of errors."""
+"""The OpenAI-compatible protocol over HTTP: a listener beside gRPC's, a parser, sinks and a table of errors."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.runtime.core.tenant import Identity, is_local
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.watch.tracing import trace_headers
+from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.serving.observability.tracing import trace_headers
 from starlette.types import Scope
 
-DIALECT = "openai"
+PROTOCOL = "openai"
 
 
 def identity_of(scope: Scope) -> Identity:
@@ -33,16 +33,16 @@ def values_of(scope: Scope, name: str) -> list[str]:
     return [value.decode("latin-1") for key, value in headers if key == name.encode()]
 
 
-def caller_of(scope: Scope) -> Caller:
+def caller_of(scope: Scope) -> ClientIdentity:
     """Return who asks. Who has proven nothing is known only where he is on this machine."""
     identity, peer = identity_of(scope), peer_of(scope)
-    return Caller(
+    return ClientIdentity(
         tenant=identity.tenant,
         is_known=bool(identity.key) or is_local(peer),
         rules=identity.rules,
         key=identity.key,
         peer=peer,
-        dialect=DIALECT,
+        protocol=PROTOCOL,
         method=f"{scope['method']} {scope['path']}",
         trace=trace_headers(
             (key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]

@@ -62,7 +62,7 @@ TABLE: Mapping[type[errors.ServingError], tuple[int, str]] = {
     errors.Overloaded: (429, "rate_limit_exceeded"),
     errors.QuotaExceeded: (429, "rate_limit_exceeded"),
     errors.SlowConsumer: (408, "timeout"),
-    errors.Hopeless: (504, "timeout"),
+    errors.DeadlineUnreachable: (504, "timeout"),
     errors.QueueTimeout: (504, "timeout"),
     errors.DeadlineExceeded: (504, "timeout"),
     errors.Cancelled: (499, "cancelled"),

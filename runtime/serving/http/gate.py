@@ -15,15 +15,15 @@ from typing import TypeAlias
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.tenant import TENANT_KEY, Identity, is_local, is_loopback, tenant_of
-from outrider.runtime.serving.doors.authenticator import (
+from outrider.runtime.serving.http.callers import peer_of, values_of
+from outrider.runtime.serving.http.errors import NoSuchRoute, WrongMethod
+from outrider.runtime.serving.http.responses import answer_error
+from outrider.runtime.serving.security.authenticator import (
     Authenticator,
-    Presented,
+    PresentedCredentials,
     check_scope,
     sole_header,
 )
-from outrider.runtime.serving.http.answers import answer_error
-from outrider.runtime.serving.http.callers import peer_of, values_of
-from outrider.runtime.serving.http.errors import NoSuchRoute, WrongMethod
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 SCOPE_OF: Mapping[tuple[str, str], str] = {
@@ -113,9 +113,11 @@ class Gate:
 
     def _identify(self, scope: Scope) -> Identity:
         authenticator = self._authenticator
-        presented = Presented()
+        presented = PresentedCredentials()
         if authenticator.asks:
-            presented = Presented(authorization=sole_header(values_of(scope, "authorization")))
+            presented = PresentedCredentials(
+                authorization=sole_header(values_of(scope, "authorization"))
+            )
         found = authenticator.identify(presented)
         tenant = tenant_of((TENANT_KEY, one) for one in values_of(scope, TENANT_KEY))
         if not tenant:

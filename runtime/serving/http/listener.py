@@ -1,4 +1,4 @@
-"""The HTTP listener: uvicorn on the event loop that gRPC runs on, behind the same doors."""
+"""The HTTP listener: uvicorn on the event loop that gRPC runs on, behind the same security."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 import uvicorn
 from outrider.runtime.core.errors import ConfigError, ServingError
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.doors.addresses import UNIX, is_reachable, split_address
-from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.http.app import router
-from outrider.runtime.serving.http.callers import DIALECT
+from outrider.runtime.serving.http.callers import PROTOCOL
 from outrider.runtime.serving.http.gate import Gate
 from outrider.runtime.serving.http.handshakes import Handshakes
 from outrider.runtime.serving.http.pages import read_pages
 from outrider.runtime.serving.http.protocol import STALL_S, BoundedProtocol
 from outrider.runtime.serving.http.tls import reloaded_context
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.security.addresses import UNIX, is_reachable, split_address
 
 OPTION = "http_address"
 BACKLOG = 512
@@ -90,35 +90,35 @@ class HttpListener:
     """Answers OpenAI's protocol over HTTP, from ``start`` to ``stop``.
 
     Args:
-        intake: takes the requests.
-        doors: who is let in; their certificate serves every address.
+        readiness: takes the requests.
+        security: authentication; its certificate serves every address.
         options: where and within what.
 
     Raises:
         ConfigError: the address has to have TLS, or nobody could be let in.
     """
 
-    def __init__(self, intake: Intake, doors: Doors, options: HttpOptions) -> None:
+    def __init__(self, readiness: ServerState, security: Security, options: HttpOptions) -> None:
         if options.address.startswith(UNIX):
             raise ConfigError(OPTION, "must be HOST:PORT")
         self._host, self._port = split_address(OPTION, options.address)
-        doors.check(OPTION, options.address)
-        asked = doors.options
+        security.check(OPTION, options.address)
+        asked = security.options
         if asked.tls_client_ca is not None and asked.keys is None and asked.jwt_keys is None:
             rule = "needs keys or jwt_keys: here a certificate does not say whose requests they are"
             raise ConfigError(OPTION, rule)
-        self._intake = intake
+        self._readiness = readiness
         pages = read_pages()
-        app = router(intake, max_bytes=options.max_bytes, started_s=time.time(), pages=pages)
+        app = router(readiness, max_bytes=options.max_bytes, started_s=time.time(), pages=pages)
         gate = Gate(
             app,
-            doors.authenticator,
+            security.authenticator,
             pages=tuple(pages),
-            has_open_health=doors.options.has_open_health,
+            has_open_health=security.options.has_open_health,
             is_reachable=is_reachable(options.address),
             refused=self._note_refusal,
         )
-        files, certificate = doors.options.certificate_files, doors.certificate
+        files, certificate = security.options.certificate_files, security.certificate
         handshakes = None
         if files is not None and certificate is not None:
             context = reloaded_context(files, certificate)
@@ -159,10 +159,10 @@ class HttpListener:
     def _note_refusal(
         self, route: str, peer: str, error: ServingError, identity: Identity | None
     ) -> None:
-        caller = Caller(peer=peer, dialect=DIALECT)
+        caller = ClientIdentity(peer=peer, protocol=PROTOCOL)
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
-        self._intake.ledger.refused(route, caller, error)
+        self._readiness.accounting.refused(route, caller, error)
 
 
 def _configuration(gate: Gate, options: HttpOptions) -> uvicorn.Config:

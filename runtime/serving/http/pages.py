@@ -5,7 +5,7 @@ from __future__ import annotations
 import mimetypes
 from importlib import resources
 
-from outrider.runtime.serving.http.answers import answer
+from outrider.runtime.serving.http.responses import answer
 from starlette.types import Receive, Scope, Send
 
 INDEX = "index.html"

@@ -1,4 +1,4 @@
-"""TLS of the HTTP listener: by the doors' certificate, whichever is current when a handshake begins."""
+"""TLS of the HTTP listener: by the server's certificate, whichever is current when a handshake begins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable
 
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.doors.certificate import (
+from outrider.runtime.serving.security.certificate import (
     CertificateFiles,
     ServerCertificate,
     server_context,

@@ -1,1 +1,1 @@
-"""The dialect of KServe and Triton: the Open Inference Protocol over gRPC, with Triton's streaming."""
+"""The protocol of KServe and Triton: the Open Inference Protocol over gRPC, with Triton's streaming."""

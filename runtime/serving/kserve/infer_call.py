@@ -21,7 +21,9 @@ from outrider.runtime.core.errors import (
 )
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.kserve.answer import (
+from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.serving.kserve.options import add_options, read_options
+from outrider.runtime.serving.kserve.response import (
     LOGPROBS,
     OUTPUTS,
     TEXT_OUTPUT,
@@ -29,11 +31,9 @@ from outrider.runtime.serving.kserve.answer import (
     add_outputs,
     answer_of,
 )
-from outrider.runtime.serving.kserve.options import add_options, read_options
 from outrider.runtime.serving.kserve.tensors import BOOL, BYTES, read_inputs
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.outbox import Batch
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.v1.wire import check_counts, fields_of
 from outrider.v1 import inference_pb2 as wire
 
@@ -83,7 +83,7 @@ class Wishes:
 
 
 class InferCall:
-    """A call of ``runtime.serving.frontend``.
+    """A call of ``runtime.serving.request_handler``.
 
     Args:
         serving: the served model.
@@ -95,9 +95,9 @@ class InferCall:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: LoadedModel,
         message: oip.ModelInferRequest | None,
-        caller: Caller,
+        caller: ClientIdentity,
         send: Send,
         *,
         is_stream: bool = False,
@@ -113,7 +113,7 @@ class InferCall:
         self._answers: list[Answer] = []
         self._num_open = 0
 
-    def caller(self) -> Caller:
+    def caller(self) -> ClientIdentity:
         """Return who asks, with the time that the request gives itself."""
         remaining_s = self._caller.remaining_s
         timeout_us = None if self._message is None else _timeout_us(self._message)
@@ -219,7 +219,7 @@ def id_of(message: oip.ModelInferRequest | None) -> str:
     return "" if message is None else message.id[:MOST_ID]
 
 
-def is_served(name: str, version: str, serving: Serving) -> bool:
+def is_served(name: str, version: str, serving: LoadedModel) -> bool:
     """Return whether a model is the served one; each of its names may be left out."""
     return name in ("", serving.model.name) and version in ("", VERSION)
 

@@ -18,7 +18,7 @@ from outrider.v1 import inference_pb2 as wire
 
 MOST_JSON = 1 << 18
 """Bytes of JSON: room for all that the limits of a request allow, read in some milliseconds."""
-# What a request says by other means, and what no output of this dialect would show.
+# What a request says by other means, and what no output of this protocol would show.
 _NO_OPTIONS = {
     "request_id", "text", "tokens", "chat", "model", "sampling", "speculation", "prompt_logprobs", "return_provenance",
     "return_trace",

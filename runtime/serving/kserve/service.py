@@ -5,9 +5,6 @@ from __future__ import annotations
 import grpc
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.errors import ModelNotFound
-from outrider.runtime.serving.doors import gate
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.kserve.answer import OUTPUTS
 from outrider.runtime.serving.kserve.infer_call import (
     INPUTS,
     VERSION,
@@ -15,21 +12,24 @@ from outrider.runtime.serving.kserve.infer_call import (
     is_served,
     message_of,
 )
+from outrider.runtime.serving.kserve.response import OUTPUTS
 from outrider.runtime.serving.kserve.stream import InferStream
-from outrider.runtime.serving.v1.answers import Context, answered, caller_of
+from outrider.runtime.serving.observability.process import server_version
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security import gate
+from outrider.runtime.serving.v1.responses import Context, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
-from outrider.runtime.serving.watch.process import server_version
 
 SERVICE = oip.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 
 
 class OpenInferenceService:
-    """Handlers of the Open Inference Protocol over what ``intake`` serves."""
+    """Handlers of the Open Inference Protocol."""
 
     name = SERVICE
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, readiness: ServerState) -> None:
+        self._readiness = readiness
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of all methods that are served."""
@@ -53,7 +53,7 @@ class OpenInferenceService:
 
     async def server_ready(self, data: bytes, context: Context) -> bytes:
         """Return whether requests are taken."""
-        return oip.ServerReadyResponse(ready=self._intake.is_ready).SerializeToString()
+        return oip.ServerReadyResponse(ready=self._readiness.is_ready).SerializeToString()
 
     async def model_ready(self, data: bytes, context: Context) -> bytes:
         """Return whether requests are taken for a model."""
@@ -74,17 +74,17 @@ class OpenInferenceService:
 
     async def model_stream_infer(self, requests: object, context: Context) -> None:
         """Answer the requests of a stream side by side, until it ends."""
-        stream = InferStream(self._intake, gate.identity(), context)
+        stream = InferStream(self._readiness, gate.identity(), context)
         await answered("ModelStreamInfer", context, stream.answer_all())
 
     async def _model_ready(self, data: bytes) -> bytes:
         request, is_ready = parse(oip.ModelReadyRequest, data), False
-        if self._intake.is_ready:
-            is_ready = is_served(request.name, request.version, self._intake.serving)
+        if self._readiness.is_ready:
+            is_ready = is_served(request.name, request.version, self._readiness.serving)
         return oip.ModelReadyResponse(ready=is_ready).SerializeToString()
 
     async def _model_metadata(self, data: bytes) -> bytes:
-        request, serving = parse(oip.ModelMetadataRequest, data), self._intake.serving
+        request, serving = parse(oip.ModelMetadataRequest, data), self._readiness.serving
         if not is_served(request.name, request.version, serving):
             raise ModelNotFound
         answer = oip.ModelMetadataResponse(
@@ -97,11 +97,13 @@ class OpenInferenceService:
         return answer.SerializeToString()
 
     async def _model_infer(self, data: bytes, context: Context) -> bytes:
-        intake, answers = self._intake, list[oip.ModelInferResponse]()
+        readiness, answers = self._readiness, list[oip.ModelInferResponse]()
 
         async def keep(response: oip.ModelInferResponse) -> None:
             answers.append(response)
 
-        caller = caller_of(gate.identity(), context, dialect="kserve", method="ModelInfer")
-        await intake.frontend.complete(InferCall(intake.serving, message_of(data), caller, keep))
+        caller = caller_of(gate.identity(), context, protocol="kserve", method="ModelInfer")
+        await readiness.handler.complete(
+            InferCall(readiness.serving, message_of(data), caller, keep)
+        )
         return answers[0].SerializeToString()

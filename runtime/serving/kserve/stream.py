@@ -12,9 +12,9 @@ import grpc.aio
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.errors import ServingError, SlowConsumer
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.intake import Intake
 from outrider.runtime.serving.kserve.infer_call import IS_FINAL, InferCall, id_of, message_of
-from outrider.runtime.serving.v1.answers import Context, caller_of, failure_of, written
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.v1.responses import Context, caller_of, failure_of, written
 
 MOST_REQUESTS = 64
 """Of one stream at once; the next one is read when one has ended."""
@@ -25,8 +25,8 @@ STALL_S = 30.0
 class InferStream:
     """One call of ``ModelStreamInfer``, made by ``identity``."""
 
-    def __init__(self, intake: Intake, identity: Identity, context: Context) -> None:
-        self._intake = intake
+    def __init__(self, readiness: ServerState, identity: Identity, context: Context) -> None:
+        self._readiness = readiness
         self._identity = identity
         self._context = context
         self._writing = asyncio.Lock()
@@ -60,14 +60,16 @@ class InferStream:
         Raises:
             SlowConsumer: the caller does not read.
         """
-        message, intake, context = message_of(data), self._intake, self._context
+        message, readiness, context = message_of(data), self._readiness, self._context
         request_id = id_of(message)
         try:
-            caller = caller_of(self._identity, context, dialect="kserve", method="ModelStreamInfer")
-            call = InferCall(intake.serving, message, caller, self._send, is_stream=True)
+            caller = caller_of(
+                self._identity, context, protocol="kserve", method="ModelStreamInfer"
+            )
+            call = InferCall(readiness.serving, message, caller, self._send, is_stream=True)
             # They may have megabytes, and the request may wait for long.
             del data, message
-            await intake.frontend.complete(call)
+            await readiness.handler.complete(call)
         except SlowConsumer:
             raise
         except Exception as error:
@@ -87,8 +89,8 @@ class InferStream:
         answer = oip.ModelStreamInferResponse(
             error_message=f"{name}{failure.reason}: {failure}", infer_response=response
         )
-        intake = self._intake
-        stall_s = intake.serving.config.stall_timeout_s if intake.is_open else STALL_S
+        readiness = self._readiness
+        stall_s = readiness.serving.config.stall_timeout_s if readiness.is_open else STALL_S
         try:
             async with asyncio.timeout(stall_s):
                 await self._write(answer)

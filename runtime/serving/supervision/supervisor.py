@@ -14,9 +14,9 @@ from typing import Any
 from grpc_health.v1 import health, health_pb2
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
-from outrider.runtime.serving.frontend import Frontend
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.request_handler import RequestHandler
 from outrider.runtime.serving.supervision.notify import ALIVE, notify
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 
@@ -34,13 +34,13 @@ class Health:
     """What probes are told; NOT_SERVING until it is said otherwise.
 
     Args:
-        intake: told the same, for probes of other protocols than gRPC.
+        readiness: told the same, for probes of other protocols than gRPC.
         names: of health that says whether requests are taken.
     """
 
-    def __init__(self, intake: Intake, *names: str) -> None:
+    def __init__(self, readiness: ServerState, *names: str) -> None:
         self.servicer = health.aio.HealthServicer()
-        self._intake = intake
+        self._readiness = readiness
         self._names = names
 
     async def begin(self) -> None:
@@ -50,7 +50,7 @@ class Health:
 
     async def set_serving(self, is_serving: bool) -> None:
         """Say whether requests are taken."""
-        self._intake.is_serving = is_serving
+        self._readiness.is_serving = is_serving
         for name in self._names:
             await self._set(name, is_serving)
 
@@ -69,7 +69,7 @@ class Supervisor:
 
     Args:
         serving: the model; its worker runs.
-        frontend: has its requests.
+        handler: has its requests.
         health: is kept true.
         has_failed: set once the worker is lost for good, and everybody is answered.
 
@@ -78,13 +78,17 @@ class Supervisor:
     """
 
     def __init__(
-        self, serving: Serving, frontend: Frontend, health: Health, has_failed: asyncio.Event
+        self,
+        serving: LoadedModel,
+        handler: RequestHandler,
+        health: Health,
+        has_failed: asyncio.Event,
     ) -> None:
         self._serving = serving
-        self._frontend = frontend
+        self._frontend = handler
         self._health = health
         self._has_failed = has_failed
-        self.watchdog = Watchdog(serving.worker.pulse, serving.config.hang_s, serving.clock)
+        self.watchdog = Watchdog(serving.worker.heartbeat, serving.config.hang_s, serving.clock)
         self._is_serving = True
         self.is_draining = False
         self._tasks = [self._watched(self._watch())]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from outrider.runtime.loop.totals import Pulse
+from outrider.runtime.loop.totals import Heartbeat
 
 MANY_USUAL = 20.0
 """A step of this many times its usual time is late."""
@@ -24,13 +24,13 @@ class Watchdog:
     """Says when a step is late.
 
     Args:
-        pulse: of the watched worker.
+        heartbeat: of the watched worker.
         least_s: seconds that every step may take.
         clock: monotonic seconds.
     """
 
-    def __init__(self, pulse: Pulse, least_s: float, clock: Callable[[], float]) -> None:
-        self._pulse = pulse
+    def __init__(self, heartbeat: Heartbeat, least_s: float, clock: Callable[[], float]) -> None:
+        self._pulse = heartbeat
         self._least_s = least_s
         self._clock = clock
         self._asked_s = clock()
@@ -39,16 +39,16 @@ class Watchdog:
 
     def complaint(self) -> str | None:
         """Return what is wrong with the worker, in words; None where nothing is."""
-        pulse, now_s = self._pulse, self._clock()
+        heartbeat, now_s = self._pulse, self._clock()
         passed_s, self._asked_s = now_s - self._asked_s, now_s
-        if pulse.has_died:
+        if heartbeat.has_died:
             return "the worker's thread has ended"
-        step = pulse.num_steps if pulse.is_stepping else 0
+        step = heartbeat.num_steps if heartbeat.is_stepping else 0
         if step != self._step or not step:
             self._step, self._age_s = step, 0.0
             return None
         self._age_s += min(passed_s, LONGEST_TICK_S)
-        limit_s = self._limit_s(pulse.reads_prompt)
+        limit_s = self._limit_s(heartbeat.reads_prompt)
         if self._age_s <= limit_s:
             return None
         return f"step {step} has not ended in {self._age_s:.1f} s, {limit_s:.1f} s are allowed"

@@ -1,1 +1,1 @@
-"""The dialect ``outrider.v1``: gRPC messages in, a call of the one intake, gRPC messages out."""
+"""The protocol ``outrider.v1``: gRPC messages in, a call of the request handler, gRPC messages out."""

@@ -1,6 +1,6 @@
-"""From the fields that a request gives, by their names in ``outrider.v1``, to the values of the one intake.
+"""Turns the fields of a request, by their names in ``outrider.v1``, into those of a generation request.
 
-Every dialect that speaks of these fields fills in what is left open here, so that all have the same defaults.
+Every protocol that speaks of these fields fills in what is left open here, so that all have the same defaults.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec, sample_seed
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.outbox import Batch
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.v1.wire import (
     add_tokens,
     check_counts,
@@ -25,7 +25,7 @@ MOST_TEXT = 1 << 19
 
 
 class GenerateCall:
-    """A call of ``runtime.serving.frontend``, parsed from bytes.
+    """A call of ``runtime.serving.request_handler``, parsed from bytes.
 
     Args:
         serving: what is served.
@@ -36,9 +36,9 @@ class GenerateCall:
 
     def __init__(
         self,
-        serving: Serving,
+        serving: LoadedModel,
         data: bytes,
-        caller: Caller,
+        caller: ClientIdentity,
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._serving = serving
@@ -48,7 +48,7 @@ class GenerateCall:
         self._returns_provenance = self._returns_trace = False
         self._spec: RequestSpec | None = None
 
-    def caller(self) -> Caller:
+    def caller(self) -> ClientIdentity:
         """Return who asks."""
         return self._caller
 

@@ -8,47 +8,47 @@ from collections.abc import Awaitable, Callable
 from outrider.runtime.core.checks.options import check_text
 from outrider.runtime.core.checks.validate import check_model_chat
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.served_model import describe
+from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.serving.loaded_model import describe
+from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 
 class Methods:
-    """Answers what is asked of what ``intake`` serves; raises ``ServingError`` for a refusal."""
+    """Answers the methods of ``outrider.v1``; raises ``ServingError`` for a refusal."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, readiness: ServerState) -> None:
+        self._readiness = readiness
 
     async def generate(
         self,
         data: bytes,
-        caller: Caller,
+        caller: ClientIdentity,
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         """Stream the completions of a prompt; ``send`` is as of ``GenerateCall``."""
-        intake = self._intake
-        call = GenerateCall(intake.serving, data, caller, send)
-        await intake.frontend.complete(call)
+        readiness = self._readiness
+        call = GenerateCall(readiness.serving, data, caller, send)
+        await readiness.handler.complete(call)
 
     async def abort(self, data: bytes, identity: Identity) -> bytes:
         """End live requests by the caller's ids."""
-        frontend = self._intake.frontend
+        handler = self._readiness.handler
         request_ids = parse(wire.AbortRequest, data).request_ids
-        aborted = frontend.abort(request_ids, identity.tenant)
+        aborted = handler.abort(request_ids, identity.tenant)
         return wire.AbortResponse(aborted=aborted).SerializeToString()
 
-    async def tokenize(self, data: bytes, caller: Caller) -> bytes:
+    async def tokenize(self, data: bytes, caller: ClientIdentity) -> bytes:
         """Return the token ids of a text."""
-        serving, frontend = self._intake.serving, self._intake.frontend
+        serving, handler = self._readiness.serving, self._readiness.handler
         request = parse(wire.TokenizeRequest, data)
         model, limits = serving.model, serving.limits
         check_text("text", request.text, limits.max_prompt_bytes)
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
-        encoder = frontend.encoder_for("Tokenize", caller)
+        encoder = handler.encoder_for("Tokenize", caller)
         if request.HasField("chat"):
             chat = chat_of(request.chat)
             check_model_chat(chat, limits, model)
@@ -57,7 +57,7 @@ class Methods:
 
     async def get_server_info(self, data: bytes, identity: Identity) -> bytes:
         """Return the description of the served model."""
-        serving = self._intake.serving
+        serving = self._readiness.serving
         parse(wire.GetServerInfoRequest, data)
         response = describe(serving)
         limits, rules = response.limits, identity.rules
@@ -67,7 +67,7 @@ class Methods:
         response.load.num_queued = snapshot.num_queued
         response.load.num_slots = snapshot.num_slots
         response.load.num_free_slots = snapshot.num_free_slots
-        response.load.is_draining = self._intake.frontend.is_draining
+        response.load.is_draining = self._readiness.handler.is_draining
         if serving.certificate:
             response.certificate_json = json.dumps(dict(serving.certificate), sort_keys=True)
         return response.SerializeToString()

@@ -1,4 +1,4 @@
-"""The dialect ``outrider.v1``: a gRPC service that answers every error by one table.
+"""The protocol ``outrider.v1``: a gRPC service that answers every error by one table.
 
 Handlers take bytes and parse them here: grpc.aio answers a failed deserializer with UNKNOWN.
 """
@@ -6,22 +6,22 @@ Handlers take bytes and parse them here: grpc.aio answers a failed deserializer 
 from __future__ import annotations
 
 import grpc
-from outrider.runtime.serving.doors import gate
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.v1.answers import Context, Sender, answered, caller_of
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security import gate
 from outrider.runtime.serving.v1.methods import Methods
+from outrider.runtime.serving.v1.responses import Context, Sender, answered, caller_of
 from outrider.v1 import inference_pb2 as wire
 
 SERVICE = wire.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class InferenceService:
-    """Handlers of ``outrider.v1.Inference`` over what ``intake`` serves."""
+    """Handlers of ``outrider.v1.Inference``."""
 
     name = SERVICE
 
-    def __init__(self, intake: Intake) -> None:
-        self._methods = Methods(intake)
+    def __init__(self, readiness: ServerState) -> None:
+        self._methods = Methods(readiness)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of all methods, for ``server.add_generic_rpc_handlers``."""

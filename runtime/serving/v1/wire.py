@@ -19,9 +19,9 @@ from outrider.runtime.core.events import (
     EmittedToken,
     Finished,
     FinishReason,
-    OffReason,
     PromptToken,
     Provenance,
+    SpeculationDisabledReason,
     SpeculationReport,
     StepTrace,
 )
@@ -52,11 +52,11 @@ PROVENANCES = {
 }
 OFF_REASONS = {
     None: wire.OFF_REASON_UNSPECIFIED,
-    OffReason.DISABLED: wire.OFF_REASON_DISABLED,
-    OffReason.NO_DRAFT: wire.OFF_REASON_NO_DRAFT,
-    OffReason.DEGRADED: wire.OFF_REASON_DEGRADED,
-    OffReason.DRAFTER_PAUSED: wire.OFF_REASON_DRAFTER_PAUSED,
-    OffReason.NO_EXPECTED_GAIN: wire.OFF_REASON_NO_EXPECTED_GAIN,
+    SpeculationDisabledReason.DISABLED: wire.OFF_REASON_DISABLED,
+    SpeculationDisabledReason.NO_DRAFT: wire.OFF_REASON_NO_DRAFT,
+    SpeculationDisabledReason.DEGRADED: wire.OFF_REASON_DEGRADED,
+    SpeculationDisabledReason.DRAFTER_PAUSED: wire.OFF_REASON_DRAFTER_PAUSED,
+    SpeculationDisabledReason.NO_EXPECTED_GAIN: wire.OFF_REASON_NO_EXPECTED_GAIN,
 }
 _FIGURES = (
     "is_on", "drafter", "lenience", "num_steps", "num_drafted", "num_accepted", "alpha_hat", "draft_utilization",

@@ -11,9 +11,9 @@ from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.outbox import Batch
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.v1.wire import check_counts, fields_of, parse
 from outrider.runtime.serving.vllm.wire import (
     REASONS,
@@ -27,9 +27,11 @@ Send = Callable[[bytes], Awaitable[None]]
 
 
 class EngineCall:
-    """A call of ``runtime.serving.frontend``, parsed from bytes; ``send`` takes its responses."""
+    """A call of ``runtime.serving.request_handler``, parsed from bytes; ``send`` takes its responses."""
 
-    def __init__(self, serving: Serving, data: bytes, caller: Caller, send: Send) -> None:
+    def __init__(
+        self, serving: LoadedModel, data: bytes, caller: ClientIdentity, send: Send
+    ) -> None:
         self._serving = serving
         self._data = data
         self._caller = caller
@@ -39,7 +41,7 @@ class EngineCall:
         # By index: what the summaries of the completions say, as far as it is known.
         self._answers: list[vllm.GenerateComplete] = []
 
-    def caller(self) -> Caller:
+    def caller(self) -> ClientIdentity:
         """Return who asks."""
         return self._caller
 

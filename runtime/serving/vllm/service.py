@@ -7,32 +7,32 @@ from datetime import UTC, datetime
 
 import grpc
 from outrider.runtime.core.errors import SlowConsumer
-from outrider.runtime.serving.doors import gate
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.v1.answers import Context, Sender, answered, caller_of
+from outrider.runtime.serving.observability.process import server_version
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security import gate
+from outrider.runtime.serving.v1.responses import Context, Sender, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.vllm.generate_call import EngineCall
 from outrider.runtime.serving.vllm.tokenizer_files import Archive, tokenizer_archive
-from outrider.runtime.serving.watch.process import server_version
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 SERVICE = vllm.DESCRIPTOR.services_by_name["VllmEngine"].full_name
-# What gateways know the dialect by.
+# What gateways know the protocol by.
 _SERVER_TYPE = "vllm-grpc"
 _CHUNK_BYTES = 1 << 20
 
 
 class VllmEngineService:
-    """Handlers of vLLM's engine over what ``intake`` serves."""
+    """Handlers of vLLM's engine protocol."""
 
     name = SERVICE
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, readiness: ServerState) -> None:
+        self._readiness = readiness
         self._archive: Archive | None = None
         self._packing = asyncio.Lock()
-        self._opened_s = intake.ledger.clock()
+        self._opened_s = readiness.accounting.clock()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler of all methods that are served."""
@@ -62,8 +62,8 @@ class VllmEngineService:
 
     async def health_check(self, data: bytes, context: Context) -> bytes:
         """Return whether requests are taken."""
-        is_ready = self._intake.is_ready
-        message = "" if is_ready else self._intake.stage or "not ready"
+        is_ready = self._readiness.is_ready
+        message = "" if is_ready else self._readiness.stage or "not ready"
         answer = vllm.HealthCheckResponse(healthy=is_ready, message=message)
         return answer.SerializeToString()
 
@@ -85,16 +85,16 @@ class VllmEngineService:
         await answered("GetTokenizer", context, self._get_tokenizer(sender), sender)
 
     async def _generate(self, data: bytes, context: Context, sender: Sender) -> None:
-        intake, caller = self._intake, caller_of(gate.identity(), context, dialect="vllm")
-        await intake.frontend.complete(EngineCall(intake.serving, data, caller, sender))
+        readiness, caller = self._readiness, caller_of(gate.identity(), context, protocol="vllm")
+        await readiness.handler.complete(EngineCall(readiness.serving, data, caller, sender))
 
     async def _abort(self, data: bytes) -> bytes:
         request_ids = parse(vllm.AbortRequest, data).request_ids
-        self._intake.frontend.abort(request_ids, gate.identity().tenant)
+        self._readiness.handler.abort(request_ids, gate.identity().tenant)
         return vllm.AbortResponse().SerializeToString()
 
     async def _get_model_info(self) -> bytes:
-        model = self._intake.serving.model
+        model = self._readiness.serving.model
         answer = vllm.GetModelInfoResponse(
             model_path=model.name,
             served_model_name=model.name,
@@ -107,13 +107,13 @@ class VllmEngineService:
         return answer.SerializeToString()
 
     async def _get_server_info(self) -> bytes:
-        intake = self._intake
-        snapshot = intake.serving.worker.snapshot()
+        readiness = self._readiness
+        snapshot = readiness.serving.worker.snapshot()
         answer = vllm.GetServerInfoResponse(
             server_type=_SERVER_TYPE,
             active_requests=snapshot.num_running + snapshot.num_queued,
-            is_paused=intake.frontend.is_draining,
-            uptime_seconds=intake.ledger.clock() - self._opened_s,
+            is_paused=readiness.handler.is_draining,
+            uptime_seconds=readiness.accounting.clock() - self._opened_s,
             data_parallel_size=1,
             max_num_seqs=snapshot.num_slots,
             constrained_decoding_start="first_token",
@@ -121,7 +121,7 @@ class VllmEngineService:
         return answer.SerializeToString()
 
     async def _get_loads(self) -> bytes:
-        snapshot = self._intake.serving.worker.snapshot()
+        snapshot = self._readiness.serving.worker.snapshot()
         load = vllm.SchedulerLoad(
             num_running_reqs=snapshot.num_running,
             num_waiting_reqs=snapshot.num_queued,
@@ -138,7 +138,7 @@ class VllmEngineService:
         return answer.SerializeToString()
 
     async def _get_tokenizer(self, sender: Sender) -> None:
-        archive, stall_s = await self._packed(), self._intake.serving.config.stall_timeout_s
+        archive, stall_s = await self._packed(), self._readiness.serving.config.stall_timeout_s
         for start in range(0, len(archive.data), _CHUNK_BYTES):
             chunk = common.GetTokenizerChunk(data=archive.data[start : start + _CHUNK_BYTES])
             if start + _CHUNK_BYTES >= len(archive.data):
@@ -151,7 +151,7 @@ class VllmEngineService:
 
     async def _packed(self) -> Archive:
         """Return the archive, made when it is first asked for, beside the event loop."""
-        serving = self._intake.serving
+        serving = self._readiness.serving
         async with self._packing:
             if self._archive is None:
                 self._archive = await asyncio.to_thread(tokenizer_archive, serving)

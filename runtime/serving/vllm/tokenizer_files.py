@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from outrider.runtime.core.errors import UnsupportedOption
 from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
-from outrider.runtime.serving.served_model import Serving
-from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 
 # The oldest that an archive can say: equal bundles have equal archives.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
@@ -24,14 +24,14 @@ class Archive(NamedTuple):
     sha256: str
 
 
-def tokenizer_archive(serving: Serving) -> Archive:
+def tokenizer_archive(serving: LoadedModel) -> Archive:
     """Return a zip archive of ``tokenizer.json`` and ``tokenizer_config.json``; takes seconds where it is large.
 
     Raises:
         UnsupportedOption: the model has an encoder, so that no one tokenizer speaks for it.
     """
     codec = serving.codec
-    if not isinstance(codec, TokenizersCodec) or isinstance(codec, TextToTextCodec):
+    if not isinstance(codec, TokenizersCodec) or isinstance(codec, EncoderDecoderCodec):
         raise UnsupportedOption("tokenizer", "needs a model without an encoder")
     config = json.dumps(_config(serving, codec), ensure_ascii=False)
     data = io.BytesIO()
@@ -45,7 +45,7 @@ def tokenizer_archive(serving: Serving) -> Archive:
     return Archive(packed, hashlib.sha256(packed).hexdigest())
 
 
-def _config(serving: Serving, codec: TokenizersCodec) -> dict[str, Any]:
+def _config(serving: LoadedModel, codec: TokenizersCodec) -> dict[str, Any]:
     model, chats = serving.model, serving.chats
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -172,7 +172,7 @@ def _damage(data: bytearray, other: bytes, rng: random.Random) -> None:
 
 
 def check_request(fields: GenerateFields, model: ServedModel) -> None:
-    """Refuse, as the intake does, what cannot be answered; raises ``ServingError``."""
+    """Refuse, as the request handler does, what cannot be answered; raises ``ServingError``."""
     check_fields(fields, LIMITS, model)
     prompt = fields.tokens or (1, 2)
     admission = Admission(

@@ -13,21 +13,21 @@ import pytest
 from onnx import helper
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
-from outrider.engines.bundle.names import DEVICE_FILES, KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
-from outrider.engines.bundle.plans import PlanEntry, derive_profiles, rows_of_longest
-from outrider.engines.bundle.serving_defaults import ServingDefaults
-from outrider.engines.bundle.text2text import (
+from outrider.engines.bundle.encoder_decoder import (
     DEVICE_ENCODE_FILE,
     ENCODE_FILE,
     LANGUAGE,
     SOURCE_TOKENIZER_FILE,
     TEXT,
+    EncoderDecoder,
     SourceEntry,
-    TextToText,
 )
-from outrider.runtime.serving.opening import ServeOptions, _decided
+from outrider.engines.bundle.files import hash_files
+from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.names import DEVICE_FILES, KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
+from outrider.engines.bundle.plans import PlanEntry, derive_profiles, rows_of_longest
+from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.runtime.serving.factory import ServeOptions, _decided
 
 PLAN = "plans/rtx.plan"
 
@@ -109,7 +109,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         serving=ServingDefaults(
             drafter="lookahead", gamma=3, phrase_length=4, num_phrases=3, window=4, source="a test"
         ),
-        text2text=TextToText(
+        text2text=EncoderDecoder(
             decoder_prefix=(2, LANGUAGE),
             source_template=(LANGUAGE, TEXT, 1),
             languages={"de": 3},

@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import (
+    LANGUAGE,
+    TEXT,
+    EncoderDecoder,
+    SourceEntry,
+    cross_past_names,
+    cross_present_names,
+)
 from outrider.engines.bundle.manifest import (
     SCHEMA_VERSION,
     TEXT2TEXT_VERSION,
@@ -16,14 +24,6 @@ from outrider.engines.bundle.manifest import (
     ModelEntry,
 )
 from outrider.engines.bundle.manifest_rules import check_manifest
-from outrider.engines.bundle.text2text import (
-    LANGUAGE,
-    TEXT,
-    SourceEntry,
-    TextToText,
-    cross_past_names,
-    cross_present_names,
-)
 
 SOURCE = SourceEntry(num_heads=2, head_size=4, max_source=32, vocab_size=20, hidden_size=8)
 ENTRY = ModelEntry(
@@ -35,7 +35,7 @@ ENTRY = ModelEntry(
     weights="float32",
     source=SOURCE,
 )
-TEXTS = TextToText(
+TEXTS = EncoderDecoder(
     decoder_prefix=(2, LANGUAGE),
     source_template=(LANGUAGE, TEXT, 1),
     languages={"de": 3, "en": 15},
@@ -45,7 +45,7 @@ TEXTS = TextToText(
 )
 
 
-def manifest(entry: ModelEntry = ENTRY, texts: TextToText | None = TEXTS) -> Manifest:
+def manifest(entry: ModelEntry = ENTRY, texts: EncoderDecoder | None = TEXTS) -> Manifest:
     return Manifest(
         target=entry,
         draft=None,

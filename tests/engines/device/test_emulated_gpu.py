@@ -27,7 +27,7 @@ from outrider.export.tensorrt.build import BuildOptions, build_plans
 from outrider.export.weights.half_weights import BFLOAT16
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate
@@ -364,7 +364,7 @@ def test_a_server_opens_on_plans_alone(
 ) -> None:
     emulate(monkeypatch, has_provider=has_provider)
     config = ServerConfig(default_gamma=3)
-    serving = open_serving(root, ServeOptions(device="auto", config=config))
+    serving = load_model(root, ServeOptions(device="auto", config=config))
     parts = serving.worker._parts
     assert parts.rounds is not None
     assert parts.target.limits.max_tree_nodes > 0

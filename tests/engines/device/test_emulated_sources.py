@@ -15,7 +15,7 @@ from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.export.tensorrt.build import BuildOptions, build_plans
-from outrider.runtime.core.events import OffReason
+from outrider.runtime.core.events import SpeculationDisabledReason
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 
 from tests.emulation.cuda_runtime import EmulatedCuda
@@ -86,7 +86,7 @@ def request(index: int, drafter: str) -> RequestSpec:
 
 def served(
     bundle: Bundle, device: str, drafters: Sequence[str], place: str
-) -> tuple[list[tuple[int, ...]], list[OffReason | None]]:
+) -> tuple[list[tuple[int, ...]], list[SpeculationDisabledReason | None]]:
     """Answers to requests with sources of all lengths, four at a time, and why drafts were given up."""
     pair = open_pair(bundle, device=device, sampler=place, max_batch=4, with_trees=True)
     try:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError, Engine, FloatArray, Source
-from outrider.engines.bit_equality import has_equal_bits
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.engines.bundle.text2text import CROSS_FILE, ENCODE_FILE
+from outrider.engines.bundle.encoder_decoder import CROSS_FILE, ENCODE_FILE
+from outrider.engines.determinism import has_equal_bits
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.onnx.sources import OnnxSources
 from outrider.engines.opening import open_engine, open_pair

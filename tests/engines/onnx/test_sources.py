@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError, EngineError, EngineLimits
-from outrider.engines.bit_equality import has_equal_bits
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.determinism import has_equal_bits
 from outrider.engines.device.base import HostDevice
 from outrider.engines.kv_cache import source_capacities, zeros
 from outrider.engines.onnx.device_plan import open_on_device

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from outrider.engines.base import Engine
-from outrider.engines.bit_equality import has_equal_bits
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.determinism import has_equal_bits
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.torch_engine import open_checkpoint
 from outrider.export.pipeline import export_bundle

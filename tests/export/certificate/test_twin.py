@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from outrider.engines.base import FloatArray
 from outrider.engines.onnx.session import open_session
-from outrider.export.certificate.twin import twin_of
+from outrider.export.certificate.half_emulation import twin_of
 
 KINDS = {
     "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),

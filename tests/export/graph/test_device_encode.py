@@ -9,8 +9,8 @@ import onnx
 import pytest
 import torch
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, SOURCE_LENGTH
 from outrider.engines.bundle.names import DEVICE_FILE, DEVICE_FILES
-from outrider.engines.bundle.text2text import DEVICE_ENCODE_FILE, SOURCE_LENGTH
 from outrider.export.certificate.half_loss import ALLOWED_LOSS
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.parity_cases import certified_prompts, certified_sources

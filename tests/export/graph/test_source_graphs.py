@@ -7,8 +7,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 from outrider.engines.base import BundleError, FloatArray, IntArray
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SOURCE_LENGTH
 from outrider.engines.bundle.names import GROUPED_FILE, MODEL_FILE, TREE_FILE
-from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE_LENGTH
 from outrider.export.certificate.certify import certify
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from outrider.engines.base import EngineError, FloatArray
-from outrider.engines.bundle.text2text import ENCODE_FILE, SOURCE, SOURCE_LENGTH
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SOURCE, SOURCE_LENGTH
 from outrider.engines.onnx.session import open_session
 from outrider.export.graph.attention_kinds import LENGTHS as LENGTHS_INPUT
 from outrider.export.tensorrt import graph

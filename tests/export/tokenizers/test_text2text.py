@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.text2text import LANGUAGE, SOURCE_TOKENIZER_FILE, TEXT, Template
+from outrider.engines.bundle.encoder_decoder import LANGUAGE, SOURCE_TOKENIZER_FILE, TEXT, Template
 from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenizers
 from tokenizers import Tokenizer
 from transformers import AutoConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from outrider.engines.bundle.text2text import ENCODE_FILE
+from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.parity_cases import draw_sources

@@ -28,7 +28,7 @@ SECONDS = 2000
 
 @dataclass
 class Simulation:
-    """Arrivals of two tenants, as a frontend would let them in.
+    """Arrivals of two tenants, as a handler would let them in.
 
     Attributes:
         waits_s: of the quiet tenant's requests, seconds to the first token.

@@ -6,7 +6,7 @@ import pytest
 from outrider.runtime.admission import order
 from outrider.runtime.core.errors import (
     Cancelled,
-    Hopeless,
+    DeadlineUnreachable,
     Overloaded,
     QuotaExceeded,
     RequestError,
@@ -192,21 +192,21 @@ def test_mutants_make_room_wrongly(
 
 def check_that_hopeless_requests_are_refused_at_once() -> None:
     harness = Ticking(max_batch=2)
-    with pytest.raises(Hopeless):
+    with pytest.raises(DeadlineUnreachable):
         harness.submit("passed", deadline_s=harness.clock.now)
     harness.submit("unmeasured", (1,) * 90, max_tokens=1, deadline_s=3.0)
     harness.worker.cancel("internal-unmeasured", Cancelled("client"))
     harness.tick()
     harness.warm_up()
     now = harness.clock.now
-    with pytest.raises(Hopeless):
+    with pytest.raises(DeadlineUnreachable):
         harness.submit("long", (1,) * 40, max_tokens=1, deadline_s=now + 9.5)
     harness.submit("fits", (1,) * 40, max_tokens=1, deadline_s=now + 12.0)
     harness.tick()
     # What is ahead of it has 36 tokens left, nine seconds.
-    with pytest.raises(Hopeless):
+    with pytest.raises(DeadlineUnreachable):
         harness.submit("behind", (1,) * 4, max_tokens=1, deadline_s=now + 10.5)
-    with pytest.raises(Hopeless):
+    with pytest.raises(DeadlineUnreachable):
         harness.worker.check_room(1, 4, 0, Claim(deadline_s=now + 10.5))
     harness.submit("patient", (1,) * 4, max_tokens=1, deadline_s=now + 20.0)
     for _ in range(40):
@@ -224,7 +224,7 @@ def check_that_waiting_for_slots_counts() -> None:
         harness.tick()
     now, num_waiting = harness.clock.now, harness.worker.snapshot().num_queued
     assert num_waiting > 10
-    with pytest.raises(Hopeless):
+    with pytest.raises(DeadlineUnreachable):
         harness.submit("late", (1,), deadline_s=now + 2.0 * num_waiting, priority=1)
     harness.submit("in time", (1,), deadline_s=now + 5.0 * num_waiting, priority=1)
     harness.submit("urgent", (1,), max_tokens=1, deadline_s=now + 6.0, priority=-99)
@@ -247,7 +247,8 @@ def check_that_slots_come_too_late() -> None:
     while not harness.events["late"]:
         harness.tick()
     assert (
-        isinstance(harness.error("late"), Hopeless) and harness.error("late").reason == "HOPELESS"
+        isinstance(harness.error("late"), DeadlineUnreachable)
+        and harness.error("late").reason == "HOPELESS"
     )
     assert harness.clock.now < now + 14.0, "its deadline has not passed"
     harness.run()
@@ -270,7 +271,7 @@ def test_what_cannot_be_answered_in_time_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("module", "old", "new", "name"),
     [
-        (inbox, "raise Hopeless\n", "pass\n", "refused"),
+        (inbox, "raise DeadlineUnreachable\n", "pass\n", "refused"),
         (inbox, "now + needed_s >= claim", "now + needed_s > claim", "refused"),
         (inbox, "num_ahead=ahead[1] + sum(map(num_unfed, has_slot)),", "num_ahead=ahead[1],", "refused"),
         (inbox, "num_missing=ahead[0] + num_slots - self._num_left,", "num_missing=0.0,", "slots"),

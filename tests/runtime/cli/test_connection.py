@@ -33,7 +33,7 @@ async def test_a_key_comes_from_a_file_or_from_one_that_the_environment_names(ke
         given = await run("info", "--address", address, "--api-key-file", key_file)
         named = await run("info", "--address", address, OUTRIDER_API_KEY_FILE=str(key_file))
     for result in (given, named):
-        assert (result.exit_code, "doors" in result.stdout) == (0, True), result.output
+        assert (result.exit_code, "security" in result.stdout) == (0, True), result.output
 
 
 async def test_certificates_come_from_files(tmp_path: Path):

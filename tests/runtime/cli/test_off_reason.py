@@ -8,14 +8,14 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.cli.trace import print_report
-from outrider.runtime.core.events import OffReason
+from outrider.runtime.core.events import SpeculationDisabledReason
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.v1.wire import report_of
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 
 
-def sent(reason: OffReason | None) -> wire.SpeculationReport:
+def sent(reason: SpeculationDisabledReason | None) -> wire.SpeculationReport:
     stats = SpeculationStats(max_gamma=4)
     mode = ExactnessMode.MAX_ACCEPT
     return report_of(stats.report(drafter="model", mode=mode, lenience=1.0, off_reason=reason))
@@ -35,8 +35,10 @@ def report_of_0_2() -> type[wire.SpeculationReport]:
     return message_factory.GetMessageClass(found)
 
 
-@pytest.mark.parametrize("reason", [None, *OffReason])
-def test_a_reason_is_sent_as_a_code_and_as_its_name(reason: OffReason | None) -> None:
+@pytest.mark.parametrize("reason", [None, *SpeculationDisabledReason])
+def test_a_reason_is_sent_as_a_code_and_as_its_name(
+    reason: SpeculationDisabledReason | None,
+) -> None:
     report = sent(reason)
     name = wire.OffReason.Name(report.off_reason_code).removeprefix("OFF_REASON_")
     assert report.off_reason == (reason or "")
@@ -45,7 +47,7 @@ def test_a_reason_is_sent_as_a_code_and_as_its_name(reason: OffReason | None) ->
 
 
 def test_every_code_stands_for_a_reason() -> None:
-    codes = {sent(reason).off_reason_code for reason in (None, *OffReason)}
+    codes = {sent(reason).off_reason_code for reason in (None, *SpeculationDisabledReason)}
     assert codes == set(wire.OffReason.values())
 
 

@@ -21,7 +21,7 @@ CASES = [
     (errors.QuotaExceeded("max_queued", 1.5), "QUOTA_EXCEEDED"),
     (errors.Unauthenticated(), "UNAUTHENTICATED"),
     (errors.PermissionDenied(), "PERMISSION_DENIED"),
-    (errors.Hopeless(), "HOPELESS"),
+    (errors.DeadlineUnreachable(), "HOPELESS"),
     (errors.QueueTimeout(30.0), "QUEUE_TIMEOUT"),
     (errors.DeadlineExceeded(3), "DEADLINE"),
     (errors.Cancelled("client"), "CLIENT_CANCELLED"),

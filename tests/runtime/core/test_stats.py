@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.events import OffReason, SpeculationReport
+from outrider.runtime.core.events import SpeculationDisabledReason, SpeculationReport
 from outrider.runtime.core.stats import SpeculationStats
 
 
@@ -31,7 +31,7 @@ def test_alpha_hat_counts_the_trials_that_were_reached() -> None:
 def test_plain_decoding_has_no_alpha() -> None:
     stats = SpeculationStats(max_gamma=0)
     stats.record(gamma=0, num_accepted=0, num_emitted=1, num_fallbacks=0)
-    found = report(stats, OffReason.DEGRADED)
+    found = report(stats, SpeculationDisabledReason.DEGRADED)
     assert found.alpha_hat is None
     assert found.draft_utilization is None
     assert found.tokens_per_step == 1.0

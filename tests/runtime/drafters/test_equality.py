@@ -53,7 +53,7 @@ MATCHED = (1.0, ExactnessMode.MAX_ACCEPT)
 def draws_from_laws(name: str) -> bool:
     """Whether a drafter's tokens may be judged by ratio: then answers are equal in law alone."""
     names = [name for part in parse_drafter(name) for name in (part.name, part.inner) if name]
-    return any(REGISTRY[name].traits.is_sampled for name in names)
+    return any(REGISTRY[name].capabilities.is_sampled for name in names)
 
 
 @cache

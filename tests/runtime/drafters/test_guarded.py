@@ -153,7 +153,7 @@ def test_who_changes_rows_of_others_loses_its_own(install_as) -> None:
 class Reading:
     """Reads a source of its own for a row that it was not asked for."""
 
-    traits = ModelDrafter.traits
+    capabilities = ModelDrafter.capabilities
 
     def __init__(self, engine: CountingEngine) -> None:
         self._engine = engine

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from outrider.runtime.core.drafting import Part, check_drafter, parse_drafter
 from outrider.runtime.core.errors import ConfigError, RequestError
-from outrider.runtime.drafters.base import Traits
+from outrider.runtime.drafters.base import DrafterCapabilities
 from outrider.runtime.drafters.compose import MAX_COMPOSED
 from outrider.runtime.drafters.registry import REGISTRY
 from outrider.runtime.drafters.text.lookup import LookupDrafter
@@ -139,7 +139,7 @@ def test_a_package_that_is_no_drafter_is_refused_at_start(
 
 
 def test_every_drafter_says_what_it_needs_and_proposes() -> None:
-    assert all(isinstance(kind.traits, Traits) for kind in REGISTRY.values())
+    assert all(isinstance(kind.capabilities, DrafterCapabilities) for kind in REGISTRY.values())
 
 
 @pytest.mark.parametrize(
@@ -232,11 +232,11 @@ def test_names_that_callers_compose_do_not_pile_up() -> None:
     harness.run()
     assert all(len(harness.tokens(name)) == 3 for name in harness.events)
     drafters = harness.worker._parts.drafters
-    steering = harness.worker._parts.steering
-    assert steering is not None
+    gamma_controller = harness.worker._parts.gamma_controller
+    assert gamma_controller is not None
     assert len(drafters._composed) <= MAX_COMPOSED
     assert len(drafters._members) <= MAX_COMPOSED
-    assert len(steering._acceptance._groups) <= MOST_GROUPS + 1
+    assert len(gamma_controller._acceptance._groups) <= MOST_GROUPS + 1
 
 
 def test_a_drafter_that_cannot_forget_costs_nobody_an_answer(

@@ -143,7 +143,7 @@ def test_a_step_that_judged_nobody_teaches_nothing_and_disturbs_no_choice() -> N
     one = harness(costly(0.01), target=ScriptedEngine(spoilt, limits(10)))
     one.submit("bad", (3,), max_tokens=LENGTH)
     one.run()
-    assert one.worker._parts.steering._fixed_until_s < 0.0
+    assert one.worker._parts.gamma_controller._fixed_until_s < 0.0
     one.submit("good", (4,), max_tokens=LENGTH)
     one.run()
     assert one.finished("good").report.is_on
@@ -153,9 +153,9 @@ def test_a_step_that_judged_nobody_teaches_nothing_and_disturbs_no_choice() -> N
 def test_a_choice_that_fails_harms_no_request(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gammas are fixed for a while; then they are chosen again."""
     one = harness(costly(0.01))
-    steering = one.worker._parts.steering
-    broken = Broken(getattr(steering, part))
-    monkeypatch.setattr(steering, part, broken)
+    gamma_controller = one.worker._parts.gamma_controller
+    broken = Broken(getattr(gamma_controller, part))
+    monkeypatch.setattr(gamma_controller, part, broken)
     one.submit("a", max_tokens=LENGTH)
     one.run()
     assert broken.num_raised == 1

@@ -189,8 +189,8 @@ def test_a_deadline_forbids_steps_that_would_miss_it() -> None:
 def test_deciding_is_paid_from_a_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decision that takes a tenth of a step is taken every twentieth step, not every second one."""
     one = served(0.1)
-    steering = one.worker._parts.steering
-    decide, num_decisions = steering._decide, 0
+    gamma_controller = one.worker._parts.gamma_controller
+    decide, num_decisions = gamma_controller._decide, 0
 
     def dear(caps: object) -> None:
         nonlocal num_decisions
@@ -198,11 +198,11 @@ def test_deciding_is_paid_from_a_share_of_the_time(monkeypatch: pytest.MonkeyPat
         one.clock.now += 0.1
         decide(caps)
 
-    monkeypatch.setattr(steering, "_decide", dear)
+    monkeypatch.setattr(gamma_controller, "_decide", dear)
     names = [str(n) for n in range(40)]
     serve(one, names)
     assert num_decisions > 40
-    num_decisions, steering._owed_s = 0, 1e9
+    num_decisions, gamma_controller._owed_s = 0, 1e9
     serve(one, [f"b{name}" for name in names])
     assert num_decisions == 0
 

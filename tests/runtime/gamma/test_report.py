@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from outrider.runtime.core.stats import ControlReport
 from outrider.runtime.gamma import report
-from outrider.runtime.gamma.report import Ledger
+from outrider.runtime.gamma.report import GammaStats
 
-Write = Callable[[Ledger], None]
+Write = Callable[[GammaStats], None]
 
 
 def interrupted_at_every_line(run: Callable[[], Any], interrupt: Callable[[], None]) -> Any:
@@ -36,8 +36,8 @@ def interrupted_at_every_line(run: Callable[[], Any], interrupt: Callable[[], No
         sys.settrace(before)
 
 
-def used() -> Ledger:
-    one = Ledger(2)
+def used() -> GammaStats:
+    one = GammaStats(2)
     fixed = np.array([[1.0, 1.8, 2.1], [1.0, 1.2, 1.9]])
     for number in range(9):
         one.step((2.0, 1.1, 1, 1.0), is_on=number % 3 > 0, is_probe=number % 3 == 0)

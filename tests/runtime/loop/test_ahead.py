@@ -95,7 +95,7 @@ class Log:
         self._note(patch, onnxruntime.InferenceSession, "run_with_iobinding", "run")
         for name in ("upload", "download", "wait"):
             self._note(patch, memory, name, name)
-        self._note(patch, device.worker._outbox, "send", "hand over")
+        self._note(patch, device.worker._event_queue, "send", "hand over")
         self._note(patch, device.worker, "_admit", "admit")
         self._note(patch, prompts, "plan_prefill", "plan")
         self._note(patch, Request, "commit", "commit")

@@ -36,7 +36,7 @@ from outrider.runtime.loop.device_step import (
     host_fallback_reason,
 )
 from outrider.runtime.oracle.sampling import adjusted_probs
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 from outrider.runtime.verify.chi_square import goodness_of_fit
 
 from tests.engines.contract import extend_one
@@ -507,7 +507,7 @@ def test_where_rounds_are_sampled_is_chosen_by_rule(tiny_bundle: Path, tmp_path:
     assert pair.place == "on the host: it is the device, and its own sampler is faster"
     pair.close()
     config = ServerConfig(sampler="device", default_gamma=2, max_running=2)
-    serving = open_serving(tiny_bundle, ServeOptions(device="cpu", config=config))
+    serving = load_model(tiny_bundle, ServeOptions(device="cpu", config=config))
     assert serving.worker._parts.rounds is not None
     with pytest.raises(EngineError, match=r"device 'gpu'|device gpu"):
         open_pair(load_bundle(tiny_bundle), device="gpu")

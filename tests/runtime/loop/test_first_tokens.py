@@ -286,15 +286,15 @@ def test_a_prompt_whose_logits_are_not_finite_fails_alone() -> None:
 def test_whoever_chooses_gamma_sees_a_row_that_still_reads() -> None:
     costs: CostTable = table(c=0.01, slope=0.05)
     one = Harness("F3", prefill_chunk=CHUNK, costs=costs)
-    steering = one.worker._parts.steering
-    assert steering is not None
-    choose, seen = steering.choose, Counter()
+    gamma_controller = one.worker._parts.gamma_controller
+    assert gamma_controller is not None
+    choose, seen = gamma_controller.choose, Counter()
 
     def noting(live: Sequence[Request], caps: tuple[int | None, ...]) -> tuple[int | None, ...]:
         seen[tuple(cap is None for cap in caps)] += 1
         return choose(live, caps)
 
-    steering.choose = noting  # type: ignore[method-assign]
+    gamma_controller.choose = noting  # type: ignore[method-assign]
     one.submit("stream", (8, 9), max_tokens=30)
     one.worker.run_step()
     assert not seen

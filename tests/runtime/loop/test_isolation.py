@@ -9,7 +9,7 @@ import pytest
 from outrider.engines.base import EngineError, FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.halves import tried_in_halves
+from outrider.runtime.core.bisect_failures import bisect_failures
 from outrider.runtime.core.params import BeamParams
 from outrider.runtime.core.request import Request
 
@@ -135,7 +135,7 @@ class Watched(ScriptedEngine):
         self.signs: list[int] = []
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
-        self.signs.append(self.harness.worker.pulse.num_steps)
+        self.signs.append(self.harness.worker.heartbeat.num_steps)
         return super().extend(spans)
 
 
@@ -149,21 +149,21 @@ def test_no_call_of_a_recovery_is_late_because_of_those_before_it(
     options: dict[str, object], num_failures: int
 ) -> None:
     target = Watched()
-    harness, pulse = target.harness, target.harness.worker.pulse
+    harness, heartbeat = target.harness, target.harness.worker.heartbeat
     for name in "ab":
         harness.submit(name, LONG_PROMPT, max_tokens=30, **options)
     # Both have read their prompts, and take their steps together.
     for _ in range(20):
         harness.worker.run_step()
-    noted = len(pulse.took_s[False])
+    noted = len(heartbeat.took_s[False])
     target.fail_at(*range(target.num_extends, target.num_extends + num_failures))
     target.signs.clear()
     harness.worker.run_step()
     assert len(target.signs) > 2 + num_failures
     assert len({*target.signs}) == len(target.signs)
-    assert len(pulse.took_s[False]) == noted
+    assert len(heartbeat.took_s[False]) == noted
     harness.worker.run_step()
-    assert len(pulse.took_s[False]) == noted + 1
+    assert len(heartbeat.took_s[False]) == noted + 1
     harness.run()
     assert harness.finished("a") and harness.finished("b")
 
@@ -212,7 +212,7 @@ def test_whoever_fails_alone_is_found_in_every_group(size: int) -> None:
                 raise ValueError
             return part
 
-        done, failed = tried_in_halves(range(size), attempt)
+        done, failed = bisect_failures(range(size), attempt)
         assert [one for part in done for one in part] == [*sorted({*range(size)} - {*guilty})]
         assert tuple(one for one, _ in failed) == guilty
         # Whoever fails alone was tried alone twice; the whole of one member had failed before.

@@ -183,8 +183,8 @@ MUTANTS = {
     ),
     "a first token is committed though its step failed": (
         step,
-        "reason, first_verdicts, steering = STEP_FAILED, (), None",
-        "reason, steering = STEP_FAILED, None",
+        "reason, first_verdicts, gamma_controller = STEP_FAILED, (), None",
+        "reason, gamma_controller = STEP_FAILED, None",
         "prompts_are_read_again",
     ),
     "a first token counts as a pass": (

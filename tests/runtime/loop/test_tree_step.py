@@ -22,11 +22,17 @@ from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import RequestFailed
 from outrider.runtime.core.events import FinishReason
 from outrider.runtime.drafters import registry
-from outrider.runtime.drafters.base import Draft, DrafterParts, DraftRow, Outcome, Traits
+from outrider.runtime.drafters.base import (
+    Draft,
+    DrafterCapabilities,
+    DrafterParts,
+    DraftRow,
+    Outcome,
+)
 from outrider.runtime.gamma.costs import ModelCosts
 from outrider.runtime.loop.tree_prices import node_cost
-from outrider.runtime.serving import opening
-from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving import factory
+from outrider.runtime.serving.factory import ServeOptions
 
 from tests.draft_trees import merge_chains
 from tests.runtime.gamma.test_controller import table
@@ -39,7 +45,7 @@ TREES_ANYWHERE = DraftingConfig(trees_may_round_differently=True)
 class BranchingDrafter:
     """Proposes a trie of random chains, one of them right about every other token of F3."""
 
-    traits = Traits(proposes_trees=True, num_choices=1, wants_outcomes=True)
+    capabilities = DrafterCapabilities(proposes_trees=True, num_choices=1, wants_outcomes=True)
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -313,20 +319,20 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load_bundle(tiny_bundle)
-    pair = opening.open_engines(bundle, ServeOptions(), 2)
+    pair = factory.open_engines(bundle, ServeOptions(), 2)
     assert pair.draft is not None
     assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 64)
     on_cuda = [
-        opening._wants_trees(
+        factory._wants_trees(
             ServeOptions(device="cuda:0", config=ServerConfig(default_drafter=name))
         )
         for name in ("model", "tree", "lookup+suffix:4", "model/recycling", "auto")
     ]
     # There the graphs of trees hold the weights once more.
     assert on_cuda == [False, True, True, True, False]
-    chains = {n: k for n, k in registry.REGISTRY.items() if not k.traits.proposes_trees}
+    chains = {n: k for n, k in registry.REGISTRY.items() if not k.capabilities.proposes_trees}
     monkeypatch.setattr(registry, "REGISTRY", chains)
-    pair = opening.open_engines(bundle, ServeOptions(), 2)
+    pair = factory.open_engines(bundle, ServeOptions(), 2)
     assert pair.target.limits.max_tree_nodes == 0
 
 

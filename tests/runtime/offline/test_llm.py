@@ -26,7 +26,7 @@ from outrider.runtime.core.errors import (
     UnsupportedOption,
 )
 from outrider.runtime.offline import llm as llm_module
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 
 from tests.runtime.served import begin, server_of
 
@@ -44,7 +44,7 @@ def llm(tiny_bundle: Path) -> Iterator[LLM]:
 async def test_answers_are_those_of_the_server(llm: LLM, tiny_bundle: Path):
     params = SamplingParams(seed=5, max_tokens=12, logprobs=2, return_provenance=True)
     config = ServerConfig(default_gamma=3, max_running=4, lb_delay_s=0.0, drain_timeout_s=0.0)
-    serving = open_serving(tiny_bundle, ServeOptions(config=config))
+    serving = load_model(tiny_bundle, ServeOptions(config=config))
     server = server_of(serving)
     port = await begin(server, serving)
     async with Client(f"127.0.0.1:{port}") as client:
@@ -251,8 +251,8 @@ def test_what_is_served_and_a_bar_of_what_is_done(llm: LLM, capsys: pytest.Captu
 def test_where_the_worker_is_dead_requests_end(tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(llm_module, "WATCH_EVERY_S", 0.01)
     with LLM(tiny_bundle, gamma=0, max_running=1) as llm:
-        pulse = llm._serving.worker.pulse
-        pulse.has_died = True
+        heartbeat = llm._serving.worker.heartbeat
+        heartbeat.has_died = True
         with pytest.raises(EngineRestart):
             for _ in range(100_000):
                 llm.generate("a", SamplingParams(max_tokens=1))

@@ -31,7 +31,7 @@ from outrider.runtime.offline.search import (
 )
 from outrider.runtime.offline.speed import Interval, Measured
 from outrider.runtime.offline.tuning import Tuning, write_serving_defaults
-from outrider.runtime.serving.opening import ServeOptions, open_serving, with_bundle_defaults
+from outrider.runtime.serving.factory import ServeOptions, load_model, with_bundle_defaults
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]
@@ -298,11 +298,11 @@ def test_an_opened_server_uses_them_and_says_so(bundle: Path, caplog: pytest.Log
     write_serving_defaults(bundle, TUNED)
     asked = ServeOptions(config=ServerConfig(default_gamma=2))
     with caplog.at_level(logging.INFO):
-        serving = open_serving(bundle, replace(asked, leaves_drafter=True, leaves_gamma=True))
+        serving = load_model(bundle, replace(asked, leaves_drafter=True, leaves_gamma=True))
     speculation = serving.worker.default_speculation
     assert (speculation.drafter, speculation.gamma) == ("lookup", 3)
     assert "drafter lookup, gamma 3: the bundle's serving defaults (a test)" in caplog.text
-    untouched = open_serving(bundle, asked).worker.default_speculation
+    untouched = load_model(bundle, asked).worker.default_speculation
     assert (untouched.drafter, untouched.gamma) == ("model", 2)
 
 

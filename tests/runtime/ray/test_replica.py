@@ -17,7 +17,7 @@ from outrider.client import build_request
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.ray.context import LOST, CallContext
 from outrider.runtime.ray.replica import Replica
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 from outrider.v1 import inference_pb2 as wire
 
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
@@ -63,7 +63,7 @@ def open_replica(tiny_bundle: Path) -> Open:
 
     @asynccontextmanager
     async def opened(**options: Any) -> AsyncIterator[Replica]:
-        serving = partial(open_serving, tiny_bundle, ServeOptions(config=config))
+        serving = partial(load_model, tiny_bundle, ServeOptions(config=config))
         replica = Replica(serving, **options)
         try:
             yield replica

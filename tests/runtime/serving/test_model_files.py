@@ -15,15 +15,15 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import Client, build_request
-from outrider.engines.bit_equality import BitEquality, has_equal_bits
 from outrider.engines.bundle import mapped_files
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import write_manifest
+from outrider.engines.determinism import BitEquality, has_equal_bits
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import judge_bits, open_pair
 from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 from outrider.v1.inference_pb2_grpc import InferenceStub
@@ -50,7 +50,7 @@ def overwrite(root: Path) -> None:
 
 @asynccontextmanager
 async def served(root: Path) -> AsyncIterator[tuple[Client, str]]:
-    serving = replace(open_serving(root, ServeOptions(config=CONFIG)), file_watch_s=0.01)
+    serving = replace(load_model(root, ServeOptions(config=CONFIG)), file_watch_s=0.01)
     server = server_of(serving)
     address = f"127.0.0.1:{await begin(server, serving)}"
     try:

@@ -16,7 +16,7 @@ from outrider.runtime.core import errors
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.status import STATUS, trailing_status
-from outrider.runtime.serving.v1 import answers
+from outrider.runtime.serving.v1 import responses
 from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 
@@ -273,13 +273,13 @@ async def test_message_larger_than_the_limit(start):
 
 
 async def test_who_does_not_read_a_large_first_response_is_told_so(start, monkeypatch):
-    refused, refuse = asyncio.Event(), answers.refuse
+    refused, refuse = asyncio.Event(), responses.refuse
 
     async def noting(*arguments):
         refused.set()
         await refuse(*arguments)
 
-    monkeypatch.setattr(answers, "refuse", noting)
+    monkeypatch.setattr(responses, "refuse", noting)
     async with start(stall_timeout_s=0.2) as run:
         request = wire.GenerateRequest(tokens=wire.TokenIds(ids=[0] * 4000), max_tokens=1)
         request.prompt_logprobs = 5

@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.text2text import LANGUAGE, SOURCE_TOKENIZER_FILE, TEXT, TextToText
+from outrider.engines.bundle.encoder_decoder import (
+    LANGUAGE,
+    SOURCE_TOKENIZER_FILE,
+    TEXT,
+    EncoderDecoder,
+)
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.text import NUM_CONTEXT_TOKENS, IncrementalDecoder
-from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 META = "\u2581"
@@ -20,13 +25,13 @@ PIECES = (META, META * 2, f"{META}the", f"{META}Haus", f"{META}ge", "s", "es", "
 SPECIAL = ("<pad>", "</s>", "<de>", "<fr>", "<it>")
 IDS = {token: index for index, token in enumerate((*SPECIAL, "<unk>", *PIECES))}
 LANGUAGES = {code: IDS[f"<{code}>"] for code in ("de", "fr", "it")}
-FACTS = TextToText(
+FACTS = EncoderDecoder(
     decoder_prefix=(IDS["</s>"], LANGUAGE),
     source_template=(LANGUAGE, TEXT, IDS["</s>"]),
     languages=LANGUAGES,
     default_source_language="de",
 )
-PLAIN = TextToText(decoder_prefix=(IDS["<pad>"],), source_template=(TEXT, IDS["</s>"]))
+PLAIN = EncoderDecoder(decoder_prefix=(IDS["<pad>"],), source_template=(TEXT, IDS["</s>"]))
 
 
 def tokenizer(*, decoder: Any = None, pieces: tuple[str, ...] = PIECES) -> bytes:
@@ -42,19 +47,19 @@ def tokenizer(*, decoder: Any = None, pieces: tuple[str, ...] = PIECES) -> bytes
 
 
 def test_a_source_is_framed_by_the_template_with_its_language() -> None:
-    codec = TextToTextCodec(tokenizer(), FACTS)
+    codec = EncoderDecoderCodec(tokenizer(), FACTS)
     the = IDS[f"{META}the"]
     assert codec.encode_source("the", "fr") == (IDS["<fr>"], the, IDS["</s>"])
     assert codec.encode_source("the") == (IDS["<de>"], the, IDS["</s>"])
     assert codec.sources.decode(codec.encode_source("the")) == "the"
-    assert TextToTextCodec(tokenizer(), PLAIN).encode_source("") == (IDS["</s>"],)
+    assert EncoderDecoderCodec(tokenizer(), PLAIN).encode_source("") == (IDS["</s>"],)
 
 
 def test_an_answer_begins_with_the_language_and_what_the_request_wants() -> None:
-    codec = TextToTextCodec(tokenizer(), FACTS)
+    codec = EncoderDecoderCodec(tokenizer(), FACTS)
     assert codec.decoder_prefix("it") == (IDS["</s>"], IDS["<it>"])
     assert codec.encode_prefix("Haus") == (IDS[f"{META}Haus"],)
-    assert TextToTextCodec(tokenizer(), PLAIN).decoder_prefix() == (IDS["<pad>"],)
+    assert EncoderDecoderCodec(tokenizer(), PLAIN).decoder_prefix() == (IDS["<pad>"],)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +73,9 @@ def test_an_answer_begins_with_the_language_and_what_the_request_wants() -> None
     ],
 )
 def test_a_language_that_does_not_fit_is_refused_by_its_field(
-    facts: TextToText, source: str, target: str, field: str, rule: str
+    facts: EncoderDecoder, source: str, target: str, field: str, rule: str
 ) -> None:
-    codec = TextToTextCodec(tokenizer(), facts)
+    codec = EncoderDecoderCodec(tokenizer(), facts)
     with pytest.raises(RequestError, match=rule) as caught:
         codec.encode_source("the", source)
         codec.decoder_prefix(target)
@@ -78,13 +83,13 @@ def test_a_language_that_does_not_fit_is_refused_by_its_field(
 
 
 def test_a_refusal_lists_a_few_languages_and_never_the_value() -> None:
-    many = TextToText(
+    many = EncoderDecoder(
         decoder_prefix=(LANGUAGE,),
         source_template=(TEXT,),
         languages={f"l{number}": number for number in range(100)},
     )
     with pytest.raises(RequestError) as caught:
-        TextToTextCodec(tokenizer(), many).decoder_prefix("secret")
+        EncoderDecoderCodec(tokenizer(), many).decoder_prefix("secret")
     assert str(caught.value).endswith("l0, l1, l2, l3, l4, l5 and 94 more")
     assert "secret" not in str(caught.value)
 
@@ -92,12 +97,12 @@ def test_a_refusal_lists_a_few_languages_and_never_the_value() -> None:
 def test_sources_may_have_pieces_of_their_own() -> None:
     """The two sides split the same text otherwise, over one vocabulary."""
     others = (*PIECES[:2], f"{META}th", *PIECES[3:])
-    codec = TextToTextCodec(tokenizer(), FACTS, tokenizer(pieces=others))
+    codec = EncoderDecoderCodec(tokenizer(), FACTS, tokenizer(pieces=others))
     assert IDS[f"{META}the"] in codec.encode_prefix("the")
     assert IDS[f"{META}the"] in codec.encode_source("th")
     assert codec.spell(IDS[f"{META}the"]) == f"{META}the"
     with pytest.raises(BundleError, match=SOURCE_TOKENIZER_FILE):
-        TextToTextCodec(tokenizer(), FACTS, b"{}")
+        EncoderDecoderCodec(tokenizer(), FACTS, b"{}")
 
 
 STRIPPED = decoders.Sequence(
@@ -136,6 +141,6 @@ def test_special_tokens_between_prefix_and_answer_do_not_cost_the_space() -> Non
 def test_special_tokens_alone_leave_the_first_word_without_its_space(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer())
-    codec = TextToTextCodec(path, FACTS)
+    codec = EncoderDecoderCodec(path, FACTS)
     stream = IncrementalDecoder(codec, codec.decoder_prefix("de"), skip_special_tokens=True)
     assert stream.push(IDS[f"{META}Haus"], IDS["es"]) == "Hauses"

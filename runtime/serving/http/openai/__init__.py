@@ -1,1 +1,1 @@
-"""The dialect of OpenAI: fields of requests, and answers whole or in events."""
+"""The protocol of OpenAI: fields of requests, and answers whole or in events."""

@@ -1,4 +1,4 @@
-"""One prompt of a completion request as a call of the one intake, and what sinks of its answer have in common."""
+"""One prompt of a completion request as a call of the request handler, and what its sinks have in common."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
-from outrider.runtime.serving.http.openai.spelling import Spelling
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.http.openai.token_text import TokenText
+from outrider.runtime.serving.response_stream import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class ResponseHeader:
     """What every part of an answer says.
 
     Attributes:
@@ -28,7 +28,7 @@ class Head:
     id: str
     created_s: int
     model: str
-    spelling: Spelling
+    spelling: TokenText
 
 
 class Sink(Protocol):
@@ -56,15 +56,17 @@ class Sink(Protocol):
 
 
 class PromptCall:
-    """A call of ``runtime.serving.frontend`` for one prompt, whose answer goes to a sink."""
+    """A call of ``runtime.serving.request_handler`` for one prompt, whose answer goes to a sink."""
 
-    def __init__(self, prompt: int, fields: GenerateFields, caller: Caller, sink: Sink) -> None:
+    def __init__(
+        self, prompt: int, fields: GenerateFields, caller: ClientIdentity, sink: Sink
+    ) -> None:
         self._prompt = prompt
         self._fields = fields
         self._caller = caller
         self._sink = sink
 
-    def caller(self) -> Caller:
+    def caller(self) -> ClientIdentity:
         """Return who asks."""
         return self._caller
 

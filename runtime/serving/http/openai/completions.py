@@ -1,6 +1,6 @@
 """Completions and chats: from an HTTP request to its answer.
 
-A request's prompts are requests of the intake, answered together: where one fails, all end. A client that goes away
+A request's prompts are requests of their own, answered together: where one fails, all end. A client that goes away
 ends them, also while they are queued.
 """
 
@@ -13,17 +13,17 @@ from dataclasses import replace
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.checks.options import REQUEST_ID
-from outrider.runtime.serving.http.answers import answer_error
+from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of, values_of
-from outrider.runtime.serving.http.openai.call import Head, PromptCall, Sink
+from outrider.runtime.serving.http.openai.call import PromptCall, ResponseHeader, Sink
 from outrider.runtime.serving.http.openai.fields import CompletionRequest, completion_request
-from outrider.runtime.serving.http.openai.spelling import Spelling
 from outrider.runtime.serving.http.openai.stream import StreamSink
+from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.http.openai.whole import WholeSink
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Caller
-from outrider.runtime.serving.v1.answers import failure_of
+from outrider.runtime.serving.http.responses import answer_error
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.v1.responses import failure_of
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
@@ -39,31 +39,31 @@ class Completions:
     """The ASGI application of one of the two routes.
 
     Args:
-        intake: takes the requests.
+        readiness: takes the requests.
         max_bytes: of a body.
         is_chat: which route it is.
     """
 
-    def __init__(self, intake: Intake, max_bytes: int, *, is_chat: bool) -> None:
-        self._intake = intake
+    def __init__(self, readiness: ServerState, max_bytes: int, *, is_chat: bool) -> None:
+        self._readiness = readiness
         self._max_bytes = max_bytes
         self._is_chat = is_chat
-        self._spelling: Spelling | None = None
+        self._spelling: TokenText | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
         caller = caller_of(scope)
         try:
-            frontend = self._intake.frontend
-            frontend.check_open()
+            handler = self._readiness.handler
+            handler.check_open()
             caller = _with_deadline(request, caller)
             asked = await self._asked(request)
             sink = self._sink(asked, send)
         except ClientDisconnect:
             return
         except errors.ServingError as error:
-            self._intake.ledger.refused(caller.method, caller, error)
+            self._readiness.accounting.refused(caller.method, caller, error)
             await answer_error(error, send)
             return
         await self._answer(asked, caller, sink, request)
@@ -71,14 +71,16 @@ class Completions:
     async def _asked(self, request: Request) -> CompletionRequest:
         """Return what a request asks for; its body, which may have megabytes, is not kept while it waits."""
         body = await read_body(request, self._max_bytes)
-        return completion_request(parse_object(body), self._intake.serving, is_chat=self._is_chat)
+        return completion_request(
+            parse_object(body), self._readiness.serving, is_chat=self._is_chat
+        )
 
     def _sink(self, asked: CompletionRequest, send: Send) -> Sink:
-        serving = self._intake.serving
+        serving = self._readiness.serving
         name = _id_of(asked)
         if self._spelling is None:
-            self._spelling = Spelling(serving.codec)
-        head = Head(
+            self._spelling = TokenText(serving.codec)
+        head = ResponseHeader(
             id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{name}",
             created_s=int(time.time()),
             model=serving.model.name,
@@ -88,7 +90,7 @@ class Completions:
         return make(asked, head, send, {b"x-request-id": name.encode()})
 
     async def _answer(
-        self, asked: CompletionRequest, caller: Caller, sink: Sink, request: Request
+        self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink, request: Request
     ) -> None:
         """Have the prompts answered, unless the client goes away, or does not read."""
         work = asyncio.create_task(self._work(asked, caller, sink))
@@ -111,7 +113,7 @@ class Completions:
         elif isinstance(ends[0], Exception):
             raise ends[0]
 
-    async def _work(self, asked: CompletionRequest, caller: Caller, sink: Sink) -> None:
+    async def _work(self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink) -> None:
         """Answer the prompts to their end, or the first error of them.
 
         Raises:
@@ -127,16 +129,16 @@ class Completions:
             failure = failure_of(caller.method, error)
         await sink.fail(failure)
 
-    async def _complete(self, asked: CompletionRequest, caller: Caller, sink: Sink) -> None:
-        frontend = self._intake.frontend
+    async def _complete(self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink) -> None:
+        handler = self._readiness.handler
         calls = [PromptCall(i, one, caller, sink) for i, one in enumerate(asked.requests)]
         if len(calls) == 1:
-            await frontend.complete(calls[0])
+            await handler.complete(calls[0])
             return
         try:
             async with asyncio.TaskGroup() as group:
                 for call in calls:
-                    group.create_task(frontend.complete(call))
+                    group.create_task(handler.complete(call))
         except BaseExceptionGroup as found:
             # Those that were ended for the first one's sake are not in it.
             raise found.exceptions[0] from None
@@ -166,7 +168,7 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def _with_deadline(request: Request, caller: Caller) -> Caller:
+def _with_deadline(request: Request, caller: ClientIdentity) -> ClientIdentity:
     """Return who asks, and until when he waits.
 
     Raises:

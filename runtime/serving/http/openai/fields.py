@@ -1,4 +1,4 @@
-"""What a request's JSON asks for: fields of OpenAI's and our own, as values of the one intake.
+"""Parses a request's JSON: OpenAI's fields and our own, as fields of a generation request.
 
 Our own fields have the names of ``outrider.v1`` and stand at the top, where clients put what they call extra. Unknown
 names are ignored; known ones that would change the answer and are not served are refused.
@@ -13,82 +13,82 @@ from typing import Any
 from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.serving.http.openai import kinds
+from outrider.runtime.serving.http.openai import json_types
 from outrider.runtime.serving.http.openai.messages import chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.v1.fields import Given, generate_fields
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat may fill the context."""
-_FIELDS: Mapping[str, kinds.Kind] = {
-    "model": kinds.text,
-    "max_tokens": kinds.count,
-    "n": kinds.count,
-    "best_of": kinds.count,
-    "stop": kinds.text_or_texts,
-    "stop_token_ids": kinds.ids,
-    "include_stop_str_in_output": kinds.flag,
-    "ignore_eos": kinds.flag,
-    "skip_special_tokens": kinds.flag,
-    "echo": kinds.flag,
-    "regex": kinds.text,
-    "json_schema": kinds.text,
-    "grammar": kinds.text,
-    "disable_any_whitespace": kinds.flag,
-    "num_beams": kinds.count,
-    "length_penalty": kinds.number,
-    "early_stopping": kinds.flag,
-    "exhaustive_search": kinds.flag,
-    "source_language": kinds.text,
-    "target_language": kinds.text,
-    "answer_prefix": kinds.text,
-    "answer_prefix_tokens": kinds.ids,
-    "cache_salt": kinds.text,
-    "priority": kinds.count,
-    "adapter": kinds.text,
-    "return_provenance": kinds.flag,
-    "return_trace": kinds.flag,
+_FIELDS: Mapping[str, json_types.Kind] = {
+    "model": json_types.text,
+    "max_tokens": json_types.count,
+    "n": json_types.count,
+    "best_of": json_types.count,
+    "stop": json_types.text_or_texts,
+    "stop_token_ids": json_types.ids,
+    "include_stop_str_in_output": json_types.flag,
+    "ignore_eos": json_types.flag,
+    "skip_special_tokens": json_types.flag,
+    "echo": json_types.flag,
+    "regex": json_types.text,
+    "json_schema": json_types.text,
+    "grammar": json_types.text,
+    "disable_any_whitespace": json_types.flag,
+    "num_beams": json_types.count,
+    "length_penalty": json_types.number,
+    "early_stopping": json_types.flag,
+    "exhaustive_search": json_types.flag,
+    "source_language": json_types.text,
+    "target_language": json_types.text,
+    "answer_prefix": json_types.text,
+    "answer_prefix_tokens": json_types.ids,
+    "cache_salt": json_types.text,
+    "priority": json_types.count,
+    "adapter": json_types.text,
+    "return_provenance": json_types.flag,
+    "return_trace": json_types.flag,
 }
-_SAMPLING: Mapping[str, kinds.Kind] = {
-    "temperature": kinds.number,
-    "top_k": kinds.top_k,
-    "top_p": kinds.number,
-    "min_p": kinds.number,
-    "repetition_penalty": kinds.number,
-    "presence_penalty": kinds.number,
-    "frequency_penalty": kinds.number,
-    "logit_bias": kinds.biases,
-    "allowed_token_ids": kinds.ids,
-    "bad_words": kinds.texts,
-    "min_tokens": kinds.count,
-    "seed": kinds.count,
-    "no_repeat_ngram_size": kinds.count,
+_SAMPLING: Mapping[str, json_types.Kind] = {
+    "temperature": json_types.number,
+    "top_k": json_types.top_k,
+    "top_p": json_types.number,
+    "min_p": json_types.number,
+    "repetition_penalty": json_types.number,
+    "presence_penalty": json_types.number,
+    "frequency_penalty": json_types.number,
+    "logit_bias": json_types.biases,
+    "allowed_token_ids": json_types.ids,
+    "bad_words": json_types.texts,
+    "min_tokens": json_types.count,
+    "seed": json_types.count,
+    "no_repeat_ngram_size": json_types.count,
 }
-_SPECULATION: Mapping[str, kinds.Kind] = {
-    "enabled": kinds.flag,
-    "drafter": kinds.text,
-    "gamma": kinds.count,
-    "mode": kinds.mode,
-    "lenience": kinds.number,
-    "phrase_length": kinds.count,
-    "num_phrases": kinds.count,
-    "window": kinds.count,
-    "reference": kinds.text,
-    "adaptive": kinds.flag,
-    "block_verification": kinds.flag,
-    "beam_width": kinds.count,
-    "branching": kinds.ids,
+_SPECULATION: Mapping[str, json_types.Kind] = {
+    "enabled": json_types.flag,
+    "drafter": json_types.text,
+    "gamma": json_types.count,
+    "mode": json_types.mode,
+    "lenience": json_types.number,
+    "phrase_length": json_types.count,
+    "num_phrases": json_types.count,
+    "window": json_types.count,
+    "reference": json_types.text,
+    "adaptive": json_types.flag,
+    "block_verification": json_types.flag,
+    "beam_width": json_types.count,
+    "branching": json_types.ids,
 }
-_STREAM: Mapping[str, kinds.Kind] = {
-    "include_usage": kinds.flag,
-    "continuous_usage_stats": kinds.flag,
+_STREAM: Mapping[str, json_types.Kind] = {
+    "include_usage": json_types.flag,
+    "continuous_usage_stats": json_types.flag,
 }
-_ANSWER: Mapping[str, kinds.Kind] = {
-    "stream": kinds.flag,
-    "return_token_ids": kinds.flag,
-    "request_id": kinds.text,
-    "stream_options": kinds.mapping,
+_ANSWER: Mapping[str, json_types.Kind] = {
+    "stream": json_types.flag,
+    "return_token_ids": json_types.flag,
+    "request_id": json_types.text,
+    "stream_options": json_types.mapping,
 }
 _REFUSED: Mapping[str, str] = {
     "suffix": "is not supported by this server; leave it out",
@@ -144,7 +144,7 @@ class CompletionRequest:
 
 
 def completion_request(
-    values: Mapping[str, Any], serving: Serving, *, is_chat: bool
+    values: Mapping[str, Any], serving: LoadedModel, *, is_chat: bool
 ) -> CompletionRequest:
     """Return what the JSON object of a request asks for; ranges are not checked yet.
 
@@ -157,18 +157,18 @@ def completion_request(
             raise UnsupportedOption(name, rule)
     if isinstance(biases := values.get("logit_bias"), dict):
         check_count("logit_bias", biases, serving.limits.max_logit_bias)
-    answer = kinds.read(values, _ANSWER)
-    stream = kinds.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
-    fields = kinds.read(values, _FIELDS) | _logprobs(values, is_chat=is_chat) | _form(values)
+    answer = json_types.read(values, _ANSWER)
+    stream = json_types.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
+    fields = json_types.read(values, _FIELDS) | _logprobs(values, is_chat=is_chat) | _form(values)
     if is_chat:
-        if (most := kinds.read(values, {"max_completion_tokens": kinds.count})) != {}:
+        if (most := json_types.read(values, {"max_completion_tokens": json_types.count})) != {}:
             fields["max_tokens"] = most["max_completion_tokens"]
         prompts: list[dict[str, Any]] = [{"chat": chat_of(values, serving.limits.max_messages)}]
     else:
         prompts = prompts_of(values.get("prompt"), serving)
     if "logprobs" in fields and fields.get("echo"):
         fields["prompt_logprobs"] = fields["logprobs"]
-    sampling, speculation = kinds.read(values, _SAMPLING), _speculation(values)
+    sampling, speculation = json_types.read(values, _SAMPLING), _speculation(values)
     request_id = answer.get("request_id", "")
     requests = []
     for index, prompt in enumerate(prompts):
@@ -193,7 +193,7 @@ def completion_request(
     )
 
 
-def _most_tokens(serving: Serving, is_chat: bool) -> int | None:
+def _most_tokens(serving: LoadedModel, is_chat: bool) -> int | None:
     """Return the output tokens of a request that does not say; None for the checkpoint's own default."""
     if serving.defaults.max_tokens is not None:
         return None
@@ -201,19 +201,19 @@ def _most_tokens(serving: Serving, is_chat: bool) -> int | None:
 
 
 def _speculation(values: Mapping[str, Any]) -> dict[str, Any]:
-    given = kinds.read(values, {"speculation": kinds.mapping}).get("speculation", {})
+    given = json_types.read(values, {"speculation": json_types.mapping}).get("speculation", {})
     for name in given:
         if name not in _SPECULATION:
             rule = f"must have no other names than {', '.join(_SPECULATION)}"
             raise RequestError("speculation", rule)
-    return kinds.read(given, _SPECULATION, "speculation.")
+    return json_types.read(given, _SPECULATION, "speculation.")
 
 
 def _logprobs(values: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
     """Return the number of alternatives; a chat asks for log-probabilities and for alternatives apart."""
     if not is_chat:
-        return kinds.read(values, {"logprobs": kinds.count})
-    given = kinds.read(values, {"logprobs": kinds.flag, "top_logprobs": kinds.count})
+        return json_types.read(values, {"logprobs": json_types.count})
+    given = json_types.read(values, {"logprobs": json_types.flag, "top_logprobs": json_types.count})
     if given.get("logprobs"):
         return {"logprobs": given.get("top_logprobs", 0)}
     if given.get("top_logprobs"):
@@ -223,7 +223,7 @@ def _logprobs(values: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
 
 def _form(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the form of the answer that ``response_format`` asks for, by the names of our own fields."""
-    given = kinds.read(values, {"response_format": kinds.mapping}).get("response_format")
+    given = json_types.read(values, {"response_format": json_types.mapping}).get("response_format")
     if given is None:
         return {}
     if values.get("json_schema") is not None:
@@ -235,8 +235,8 @@ def _form(values: Mapping[str, Any]) -> dict[str, Any]:
         return {"json_schema": '{"type":"object"}'}
     if kind != "json_schema":
         raise RequestError("response_format.type", "must be text, json_object or json_schema")
-    found = kinds.mapping("response_format.json_schema", given.get("json_schema"))
+    found = json_types.mapping("response_format.json_schema", given.get("json_schema"))
     schema = found.get("schema")
     if not isinstance(schema, dict):
         raise RequestError("response_format.json_schema.schema", "must be an object")
-    return {"json_schema": kinds.json_text("response_format.json_schema.schema", schema)}
+    return {"json_schema": json_types.json_text("response_format.json_schema.schema", schema)}

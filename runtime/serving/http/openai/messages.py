@@ -1,4 +1,4 @@
-"""From the messages of OpenAI's chats, and what belongs to them, to a conversation of the one intake."""
+"""Parses the messages of OpenAI's chats, and what belongs to them, to a conversation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import ChatMessage, ChatParams
-from outrider.runtime.serving.http.openai import kinds
+from outrider.runtime.serving.http.openai import json_types
 
-_FIELDS: Mapping[str, kinds.Kind] = {
-    "add_generation_prompt": kinds.flag,
-    "continue_final_message": kinds.flag,
-    "chat_template": kinds.text,
-    "chat_template_kwargs": kinds.mapping,
+_FIELDS: Mapping[str, json_types.Kind] = {
+    "add_generation_prompt": json_types.flag,
+    "continue_final_message": json_types.flag,
+    "chat_template": json_types.text,
+    "chat_template_kwargs": json_types.mapping,
 }
 _CHOICES = ("none", "auto")
 
@@ -32,7 +32,7 @@ def chat_of(values: Mapping[str, Any], max_messages: int) -> ChatParams:
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages", "is required, and must be an array of at least one message")
     check_count("messages", messages, max_messages)
-    given = kinds.read(values, _FIELDS)
+    given = json_types.read(values, _FIELDS)
     arguments = dict(given.get("chat_template_kwargs", {}))
     if (documents := values.get("documents")) is not None:
         arguments["documents"] = documents
@@ -41,24 +41,24 @@ def chat_of(values: Mapping[str, Any], max_messages: int) -> ChatParams:
         adds_generation_prompt=given.get("add_generation_prompt"),
         continues_final=given.get("continue_final_message", False),
         tools=_tools(values),
-        arguments=kinds.json_text("chat_template_kwargs", arguments) if arguments else "",
+        arguments=json_types.json_text("chat_template_kwargs", arguments) if arguments else "",
         template=given.get("chat_template", ""),
     )
 
 
 def _message(index: int, value: Any) -> ChatMessage:
     path = f"messages[{index}]"
-    message = dict(kinds.mapping(path, value))
-    role = kinds.text(f"{path}.role", message.pop("role", None))
+    message = dict(json_types.mapping(path, value))
+    role = json_types.text(f"{path}.role", message.pop("role", None))
     content = message.pop("content", None)
     rest = {name: one for name, one in message.items() if one is not None}
     if content is None:
         # Of an assistant that calls tools: no content is not the empty one.
-        return ChatMessage(role=role, fields=kinds.json_text(path, {**rest, "content": None}))
+        return ChatMessage(role=role, fields=json_types.json_text(path, {**rest, "content": None}))
     return ChatMessage(
         role=role,
         content=_text(f"{path}.content", content),
-        fields=kinds.json_text(path, rest) if rest else "",
+        fields=json_types.json_text(path, rest) if rest else "",
     )
 
 
@@ -70,10 +70,10 @@ def _text(path: str, content: Any) -> str:
         raise RequestError(path, "must be a string or an array of parts")
     parts = []
     for part in content:
-        found = kinds.mapping(path, part)
+        found = json_types.mapping(path, part)
         if found.get("type") != "text":
             raise UnsupportedOption(f"{path}.type", "must be text: this server reads nothing else")
-        parts.append(kinds.text(f"{path}.text", found.get("text")))
+        parts.append(json_types.text(f"{path}.text", found.get("text")))
     return "\n".join(parts)
 
 
@@ -86,4 +86,4 @@ def _tools(values: Mapping[str, Any]) -> str:
         return ""
     if not isinstance(tools, list):
         raise RequestError("tools", "must be an array of objects")
-    return kinds.json_text("tools", tools) if tools else ""
+    return json_types.json_text("tools", tools) if tools else ""

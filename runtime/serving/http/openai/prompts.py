@@ -7,16 +7,16 @@ from typing import Any
 from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.checks.validate import check_prompt_size
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.http.openai.kinds import is_ids
-from outrider.runtime.serving.served_model import Serving
+from outrider.runtime.serving.http.openai.json_types import is_ids
+from outrider.runtime.serving.loaded_model import LoadedModel
 
 MAX_PROMPTS = 256
-"""Of one request; each is a request of the intake."""
+"""Prompts of one request; each is a generation request."""
 _RULE = "must be a string, an array of strings, an array of token ids or an array of those"
 
 
-def prompts_of(value: Any, serving: Serving) -> list[dict[str, Any]]:
-    """Return the prompts as fields of the intake, ``text`` or ``tokens``; ids are not checked yet.
+def prompts_of(value: Any, serving: LoadedModel) -> list[dict[str, Any]]:
+    """Return the prompts as fields ``text`` or ``tokens``; ids are not checked yet.
 
     Raises:
         RequestError: it is none, or there are too many.
@@ -35,7 +35,7 @@ def prompts_of(value: Any, serving: Serving) -> list[dict[str, Any]]:
     return [_prompt(one, serving) for one in value]
 
 
-def _prompt(value: Any, serving: Serving) -> dict[str, Any]:
+def _prompt(value: Any, serving: LoadedModel) -> dict[str, Any]:
     if isinstance(value, str):
         return {"text": value}
     if isinstance(value, list):

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.events import Finished, PromptToken, StepTrace
 from outrider.runtime.core.params import RequestSpec, sample_seed
-from outrider.runtime.serving.http.answers import EVENTS, answer_error, json_bytes
 from outrider.runtime.serving.http.errors import body_of
-from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
+from outrider.runtime.serving.http.openai.call import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
-from outrider.runtime.serving.http.openai.shapes import (
+from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     Tokens,
     chat_logprobs,
@@ -27,8 +26,9 @@ from outrider.runtime.serving.http.openai.shapes import (
     report_of,
     steps_of,
 )
-from outrider.runtime.serving.http.openai.usage import Tally, metrics_of
-from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.http.openai.usage import UsageCounter, metrics_of
+from outrider.runtime.serving.http.responses import EVENTS, answer_error, json_bytes
+from outrider.runtime.serving.response_stream import Batch
 from starlette.types import Send
 
 DONE = b"data: [DONE]\n\n"
@@ -62,7 +62,11 @@ class StreamSink:
     """Sends events of one HTTP request as they come."""
 
     def __init__(
-        self, asked: CompletionRequest, head: Head, send: Send, headers: Mapping[bytes, bytes]
+        self,
+        asked: CompletionRequest,
+        head: ResponseHeader,
+        send: Send,
+        headers: Mapping[bytes, bytes],
     ) -> None:
         self._asked = asked
         self._head = head
@@ -76,7 +80,7 @@ class StreamSink:
         # Of several completions the first alone is told its prompt's; the text of all begins with it.
         self._prompts: dict[int, list[PromptToken]] = {}
         self._choices: dict[int, _Choice] = {}
-        self._tally = Tally()
+        self._tally = UsageCounter()
         self._metrics: dict[str, Any] = {"speculative_decoding": None}
         kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
         self._prefix = (

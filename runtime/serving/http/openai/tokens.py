@@ -9,35 +9,37 @@ from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.options import check_count, check_ids, check_text
 from outrider.runtime.core.checks.validate import check_model_chat
 from outrider.runtime.core.errors import RequestError
+from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
 from outrider.runtime.serving.encoding import MAX_ANSWER_BYTES
-from outrider.runtime.serving.http.openai import kinds
+from outrider.runtime.serving.http.openai import json_types
 from outrider.runtime.serving.http.openai.messages import chat_of
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.readiness import ServerState
 from outrider.v1 import inference_pb2 as wire
 
-_TOKENIZE: Mapping[str, kinds.Kind] = {
-    "prompt": kinds.text,
-    "add_special_tokens": kinds.flag,
-    "return_token_strs": kinds.flag,
+_TOKENIZE: Mapping[str, json_types.Kind] = {
+    "prompt": json_types.text,
+    "add_special_tokens": json_types.flag,
+    "return_token_strs": json_types.flag,
 }
 
 
-async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) -> dict[str, Any]:
+async def tokenize(
+    values: Mapping[str, Any], readiness: ServerState, caller: ClientIdentity
+) -> dict[str, Any]:
     """Return the token ids of a text, or of a conversation.
 
     Raises:
         RequestError: a field has another type, or a text is too long.
         QuotaExceeded: the caller's tenant has used up its share.
     """
-    serving, frontend = intake.serving, intake.frontend
+    serving, handler = readiness.serving, readiness.handler
     model, limits = serving.model, serving.limits
-    given = kinds.read(values, _TOKENIZE)
+    given = json_types.read(values, _TOKENIZE)
     if "messages" in values:
         chat = chat_of(values, limits.max_messages)
         check_model_chat(chat, limits, model)
-        encoder = frontend.encoder_for(caller.method, caller)
+        encoder = handler.encoder_for(caller.method, caller)
         data = await encoder.tokenize_chat(chat, model.max_context)
     else:
         if "prompt" not in given:
@@ -46,7 +48,7 @@ async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) ->
         check_text("prompt", text, limits.max_prompt_bytes)
         adds_special = given.get("add_special_tokens", True)
         request = wire.TokenizeRequest(text=text, add_special_tokens=adds_special)
-        encoder = frontend.encoder_for(caller.method, caller)
+        encoder = handler.encoder_for(caller.method, caller)
         data = await encoder.tokenize(request, model.max_context)
     response = wire.TokenizeResponse.FromString(data)
     ids = [*response.ids]
@@ -59,28 +61,30 @@ async def tokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) ->
     }
 
 
-async def detokenize(values: Mapping[str, Any], intake: Intake, caller: Caller) -> dict[str, Any]:
+async def detokenize(
+    values: Mapping[str, Any], readiness: ServerState, caller: ClientIdentity
+) -> dict[str, Any]:
     """Return the text of token ids, special ones included.
 
     Raises:
         RequestError: these are no token ids, or too many.
         QuotaExceeded: the caller's tenant has used up its share.
     """
-    serving = intake.serving
-    tokens = kinds.ids("tokens", values.get("tokens"))
+    serving = readiness.serving
+    tokens = json_types.ids("tokens", values.get("tokens"))
     check_count("tokens", tokens, serving.limits.max_prompt_bytes)
     check_ids("tokens", tokens, serving.model.vocab_size)
     fields = GenerateFields(tokens=tokens, skip_special_tokens=False)
-    encoder = intake.frontend.encoder_for(caller.method, caller)
+    encoder = readiness.handler.encoder_for(caller.method, caller)
     text = await encoder.echo(fields, tokens)
     if len(text) > MAX_ANSWER_BYTES:
         raise RequestError("tokens", f"must be a text of at most {MAX_ANSWER_BYTES} letters")
     return {"prompt": text}
 
 
-def tokenizer_info(intake: Intake) -> dict[str, Any]:
+def tokenizer_info(readiness: ServerState) -> dict[str, Any]:
     """Return what the tokenizer puts around texts, and the chat template."""
-    serving = intake.serving
+    serving = readiness.serving
     codec, model, chats = serving.codec, serving.model, serving.chats
     beginning = codec.encode("", True)
     ends = model.eos_token_ids

@@ -7,7 +7,7 @@ from typing import Any
 from outrider.runtime.core.events import Finished, SpeculationReport, StepTrace
 
 
-class Tally:
+class UsageCounter:
     """Counts the tokens of one HTTP request: of all its prompts and their completions."""
 
     def __init__(self) -> None:

@@ -8,18 +8,18 @@ from typing import Any
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec, sample_seed
-from outrider.runtime.serving.http.answers import JSON, answer, answer_error, json_text
-from outrider.runtime.serving.http.openai.call import Head, choices_per_prompt
+from outrider.runtime.serving.http.openai.call import ResponseHeader, choices_per_prompt
+from outrider.runtime.serving.http.openai.completion_buffer import CompletionBuffer, Logprobs
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
-from outrider.runtime.serving.http.openai.gathered import Gathered, Logprobs
-from outrider.runtime.serving.http.openai.shapes import (
+from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     provenance_of,
     report_of,
     steps_of,
 )
-from outrider.runtime.serving.http.openai.usage import Tally, metrics_of
-from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.http.openai.usage import UsageCounter, metrics_of
+from outrider.runtime.serving.http.responses import JSON, answer, answer_error, json_text
+from outrider.runtime.serving.response_stream import Batch
 from starlette.types import Send
 
 
@@ -27,7 +27,11 @@ class WholeSink:
     """Answers one HTTP request at its end."""
 
     def __init__(
-        self, asked: CompletionRequest, head: Head, send: Send, headers: Mapping[bytes, bytes]
+        self,
+        asked: CompletionRequest,
+        head: ResponseHeader,
+        send: Send,
+        headers: Mapping[bytes, bytes],
     ) -> None:
         self._asked = asked
         self._head = head
@@ -35,10 +39,10 @@ class WholeSink:
         self._headers = [JSON, *headers.items()]
         self._per_prompt = choices_per_prompt(asked)
         self._specs: dict[int, RequestSpec] = {}
-        self._gathered: dict[tuple[int, int], Gathered] = {}
+        self._gathered: dict[tuple[int, int], CompletionBuffer] = {}
         # Of several completions the first alone is told its prompt's; the text of all begins with it.
         self._echoed: dict[int, Logprobs] = {}
-        self._tally = Tally()
+        self._tally = UsageCounter()
 
     def begin(self, prompt: int, spec: RequestSpec) -> None:
         """Note that a prompt is in the queue."""
@@ -48,7 +52,7 @@ class WholeSink:
     async def write(self, prompt: int, batch: Batch) -> None:
         """Keep what of a batch is asked for."""
         asked = self._asked
-        found = self._gathered.setdefault((prompt, batch.index), Gathered())
+        found = self._gathered.setdefault((prompt, batch.index), CompletionBuffer())
         found.texts.append(batch.text)
         if asked.has_logprobs:
             self._add_logprobs(found, prompt, batch)
@@ -64,7 +68,7 @@ class WholeSink:
             found.end = batch.end
             self._tally.finish(prompt, batch.end)
 
-    def _add_logprobs(self, found: Gathered, prompt: int, batch: Batch) -> None:
+    def _add_logprobs(self, found: CompletionBuffer, prompt: int, batch: Batch) -> None:
         if prompt not in self._echoed:
             self._echoed[prompt] = Logprobs(self._head.spelling, is_chat=self._asked.is_chat)
         echoed = self._echoed[prompt]
@@ -100,7 +104,7 @@ class WholeSink:
         """Send an error as the answer."""
         await answer_error(error, self._send, self._headers[1:])
 
-    def _choices(self, prompt: int, sample: int, found: Gathered) -> list[str]:
+    def _choices(self, prompt: int, sample: int, found: CompletionBuffer) -> list[str]:
         """Return the JSON of a completion, or of all that a search found."""
         asked, first, end = self._asked, prompt * self._per_prompt, found.end
         assert end is not None
@@ -126,7 +130,9 @@ class WholeSink:
         said = {"message": message} if self._asked.is_chat else {"text": text}
         return _object({"index": index, **said}, f'"logprobs":{logprobs}', more)
 
-    def _outrider(self, prompt: int, sample: int, found: Gathered, end: Finished) -> dict[str, Any]:
+    def _outrider(
+        self, prompt: int, sample: int, found: CompletionBuffer, end: Finished
+    ) -> dict[str, Any]:
         seed = sample_seed(self._specs[prompt].seed, sample)
         value: dict[str, Any] = {"speculation": report_of(end, seed)}
         if self._asked.has_trace:

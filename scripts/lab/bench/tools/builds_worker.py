@@ -40,7 +40,7 @@ LAYOUTS = {
         params="SamplingLaw", params_field="law",
     ),
     "outrider": Layout(
-        opening="outrider.runtime.serving.opening", core="outrider.runtime.core",
+        opening="outrider.runtime.serving.factory", core="outrider.runtime.core",
         sampling="outrider.engines.sampling.base", params="SamplingParams", params_field="params",
     ),
 }  # fmt: skip
@@ -73,7 +73,7 @@ class BuildWorker:
             default_gamma=None if options.costs else 0,
         )
         serve = self._opening.ServeOptions(costs_folder=options.costs, config=config)
-        self._serving = self._opening.open_serving(options.bundle, serve)
+        self._serving = self._opening.load_model(options.bundle, serve)
         self._opening.settle_loaded()
         self._params = import_module(f"{layout.core}.params")
         self._sampling_params = getattr(import_module(layout.sampling), layout.params)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.params import Prompt, SpeculationParams
-from outrider.runtime.serving.tokenizer import TextToTextCodec
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec
 from peer_job import converted, main
 
 from scripts.tools.common import open_rig
@@ -50,7 +50,7 @@ def load(job):
 
 def prompt_of(rig, tokens):
     """Return what the model is asked; of a model with an encoder the tokens are the source."""
-    if not isinstance(rig.tokenizer, TextToTextCodec):
+    if not isinstance(rig.tokenizer, EncoderDecoderCodec):
         return Prompt(tuple(tokens))
     codec = rig.tokenizer
     return Prompt(codec.decoder_prefix(), tuple(tokens), codec.text2text.shares_vocabulary)

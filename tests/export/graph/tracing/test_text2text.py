@@ -9,10 +9,10 @@ import pytest
 import torch
 from outrider.engines.base import BundleError
 from outrider.export.facts import model_facts
-from outrider.export.graph.tracing import kv_export, stack_tables, text2text
+from outrider.export.graph.tracing import encoder_decoder, kv_export, stack_tables
+from outrider.export.graph.tracing.encoder_decoder import SourcedDecoder, SourceReader
 from outrider.export.graph.tracing.kv_export import taken_over
 from outrider.export.graph.tracing.stack_tables import by_tables
-from outrider.export.graph.tracing.text2text import SourcedDecoder, SourceReader
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.bart import modeling_bart
@@ -77,7 +77,12 @@ def test_biases_that_change_beyond_their_greatest_distance_are_refused() -> None
         ),
         # Positions that begin at an offset; where one row stands is not where another does.
         ("bart", stack_tables, "answers.append(answer)", "answers.append(embedding.weight[:60])"),
-        ("bart", text2text, "span_positions(start, tokens,", "span_positions(0 * start, tokens,"),
+        (
+            "bart",
+            encoder_decoder,
+            "span_positions(start, tokens,",
+            "span_positions(0 * start, tokens,",
+        ),
         # Biases that are one bucket short, of the query's column, or of the other direction.
         ("t5", stack_tables, "(module.relative_attention_max_distance)", "(19)"),
         ("t5", stack_tables, "places.keys - places.queries", "places.keys - 0 * places.queries"),
@@ -86,7 +91,12 @@ def test_biases_that_change_beyond_their_greatest_distance_are_refused() -> None
         ("bart", kv_export, 'getattr(module, "is_causal", True)', "False"),
         ("bart", kv_export, "attention_mask.reshape(-1)", "attention_mask.reshape(-1) + 1"),
         # What the encoder answered stands one column further.
-        ("t5", text2text, "torch.zeros_like(source_length))", "torch.ones_like(source_length))"),
+        (
+            "t5",
+            encoder_decoder,
+            "torch.zeros_like(source_length))",
+            "torch.ones_like(source_length))",
+        ),
     ],
 )
 def test_a_mistake_shows(

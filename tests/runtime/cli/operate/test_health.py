@@ -14,16 +14,16 @@ from outrider.runtime.cli.main import app
 from outrider.runtime.cli.operate import health as command
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.accounting import RequestAccounting
+from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.server import Server
-from outrider.runtime.serving.watch.metrics import Metrics
 from typer.testing import CliRunner
 
 from tests.runtime.conftest import Start
 from tests.runtime.served import server_of
-from tests.runtime.serving.doors.papers import Authority, key_doors, write
+from tests.runtime.serving.security.credentials import Authority, key_security, write
 
 
 async def health(*arguments: str) -> tuple[int, str]:
@@ -33,9 +33,11 @@ async def health(*arguments: str) -> tuple[int, str]:
 
 
 async def test_a_start_is_told_by_its_stage_and_lives():
-    server = Server(Intake(Ledger(Metrics(), lambda: 0.0)), ServerConfig(), RequestLimits())
+    server = Server(
+        ServerState(RequestAccounting(Metrics(), lambda: 0.0)), ServerConfig(), RequestLimits()
+    )
     address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"
-    server.intake.note("measuring what steps cost")
+    server.readiness.note("measuring what steps cost")
     code, line = await health("--address", address)
     assert code == 1
     assert line.startswith("outrider: NOT_READY: ")
@@ -49,10 +51,10 @@ async def test_a_start_is_told_by_its_stage_and_lives():
 
 async def test_a_wait_tells_each_stage_once_and_ends_when_it_serves(tiny_bundle: Path):
     config = ServerConfig(default_gamma=1, lb_delay_s=0.0, drain_timeout_s=0.0)
-    opened = open_serving(tiny_bundle, ServeOptions(config=config))
+    opened = load_model(tiny_bundle, ServeOptions(config=config))
     server = server_of(opened)
     port = await server.listen("127.0.0.1:0")
-    server.intake.note("stage one")
+    server.readiness.note("stage one")
     command = (sys.executable, "-m", "outrider.runtime.cli", "health", "--wait", "60")
     child = await asyncio.create_subprocess_exec(
         *command, "--address", f"127.0.0.1:{port}", stderr=subprocess.PIPE, stdout=subprocess.PIPE
@@ -60,7 +62,7 @@ async def test_a_wait_tells_each_stage_once_and_ends_when_it_serves(tiny_bundle:
     try:
         assert child.stderr is not None
         assert "stage one" in (await child.stderr.readline()).decode()
-        server.intake.note("stage two")
+        server.readiness.note("stage two")
         assert "stage two" in (await child.stderr.readline()).decode()
         await server.open(opened)
         out, err = await child.communicate()
@@ -77,7 +79,7 @@ async def test_a_drain_is_told(start_endless: Start):
         draining = asyncio.create_task(run.server.drain())
         # Health is the first that a drain changes; what it does next takes a minute.
         await asyncio.sleep(0)
-        run.server.intake.frontend.close_admission()
+        run.server.readiness.handler.close_admission()
         assert await health("--address", run.address) == (1, "outrider: draining")
         assert await health("--address", run.address, "--service", "liveness") == (0, "serving")
         run.server.hurry()
@@ -91,11 +93,11 @@ async def test_credentials_are_those_of_other_commands(start: Start, tmp_path: P
         name: write(tmp_path / name, data)
         for name, data in {"ca": authority.pem, "chain": chain, "key": key}.items()
     }
-    doors, keys = key_doors(
+    security, keys = key_security(
         tmp_path, tls_certificate=files["chain"], tls_key=files["key"], has_open_health=False
     )
     trusting = grpc.ssl_channel_credentials(authority.pem)
-    async with start(doors=doors, host="localhost", credentials=trusting) as run:
+    async with start(security=security, host="localhost", credentials=trusting) as run:
         tls = ("--address", run.address, "--tls-ca", str(files["ca"]))
         secret = write(tmp_path / "secret", keys["x"])
         assert await health(*tls, "--api-key-file", str(secret)) == (0, "serving")
@@ -106,9 +108,9 @@ async def test_credentials_are_those_of_other_commands(start: Start, tmp_path: P
 
 
 async def test_who_may_ask_for_health_alone_is_told_that_it_is_not_serving(tmp_path: Path):
-    doors, _ = key_doors(tmp_path)
-    intake = Intake(Ledger(Metrics(), lambda: 0.0))
-    server = Server(intake, ServerConfig(), RequestLimits(), doors=doors)
+    security, _ = key_security(tmp_path)
+    readiness = ServerState(RequestAccounting(Metrics(), lambda: 0.0))
+    server = Server(readiness, ServerConfig(), RequestLimits(), security=security)
     address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"
     assert await health("--address", address) == (1, "outrider: not serving")
     await server.abandon()

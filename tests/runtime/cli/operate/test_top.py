@@ -18,13 +18,13 @@ import pytest
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.operate.frame import Window, frame, parse_scrape
 from outrider.runtime.cli.refusals import EXIT_TERMINATED
-from outrider.runtime.serving.doors.scrape import MetricsListener
-from outrider.runtime.serving.watch.exposition import Exposition
-from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.observability.scrape_collector import ScrapeCollector
+from outrider.runtime.serving.security.scrape import MetricsListener
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.runtime.serving.doors.papers import key_doors, write
+from tests.runtime.serving.security.credentials import key_security, write
 from tests.runtime.watched import Watched
 
 ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -142,9 +142,9 @@ def test_sigterm_leaves_the_terminal_as_it_was(watched: Watched):
 
 
 def test_a_socket_and_a_key(tmp_path: Path):
-    doors, keys = key_doors(tmp_path)
+    security, keys = key_security(tmp_path)
     url = f"unix:{tmp_path / 'metrics.sock'}"
-    listener = MetricsListener(url, Exposition(Metrics().registry, "m"), doors)
+    listener = MetricsListener(url, ScrapeCollector(Metrics().registry, "m"), security)
     try:
         code, _, err = run("--metrics-url", url)
         assert (code, err) == (

@@ -15,7 +15,7 @@ import pytest
 from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.cli.main import app
 from outrider.runtime.gamma.costs import MOST_DISAGREEMENT, CostTable
-from outrider.runtime.serving import opening
+from outrider.runtime.serving import factory
 from typer.testing import CliRunner
 
 COMMAND = (sys.executable, "-m", "outrider.runtime.cli")
@@ -31,7 +31,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[CostTable]:
         found.append(calibrate(**{**given, "clock": lambda: next(ticks) * 1e-3}))
         return found[-1]
 
-    monkeypatch.setattr(opening, "calibrate", measured)
+    monkeypatch.setattr(factory, "calibrate", measured)
     return found
 
 
@@ -44,8 +44,8 @@ def test_a_start_after_it_measures_nothing(
     assert "a start with these settings measures nothing" in result.stdout
     assert len(measurements) == 1
     assert len(list(tmp_path.iterdir())) == 1
-    options = opening.ServeOptions(costs_folder=tmp_path)
-    opening.open_serving(tiny_bundle, options).close()
+    options = factory.ServeOptions(costs_folder=tmp_path)
+    factory.load_model(tiny_bundle, options).close()
     assert len(measurements) == 1
     # With other slots steps have other costs.
     assert CliRunner().invoke(app, [*arguments, "--max-running", "2"]).exit_code == 0
@@ -60,7 +60,7 @@ def test_what_disagrees_each_time_is_said(
         table = calibrate(**{**given, "clock": lambda: next(ticks) * 1e-3})
         return replace(table, disagreement=2 * MOST_DISAGREEMENT)
 
-    monkeypatch.setattr(opening, "calibrate", noisy)
+    monkeypatch.setattr(factory, "calibrate", noisy)
     arguments = ["warm", str(tiny_bundle), "--costs", str(tmp_path), "--device", "cpu"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1

@@ -14,7 +14,7 @@ from outrider.runtime.core.breaker import BreakerConfig
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, setting_names
-from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.factory import ServeOptions
 from typer.testing import CliRunner
 
 from scripts.list_settings import PAGE, renewed
@@ -95,7 +95,7 @@ def test_everything_may_be_in_the_file(tmp_path: Path):
     )
     bundle, given = read(*file)
     assert bundle == Path("pair")
-    assert (given.doors.is_insecure, given.doors.has_open_health) == (True, False)
+    assert (given.security.is_insecure, given.security.has_open_health) == (True, False)
     assert (given.config.default_gamma, given.config.queue_timeout_s) == (3, float("inf"))
     assert given.audit_log == Path("audit.jsonl")
     assert given.config.drafting.branching == (4, 2)

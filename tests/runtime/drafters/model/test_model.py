@@ -184,7 +184,9 @@ def test_the_registry_offers_what_the_parts_allow(has_draft: bool) -> None:
     )
     # Nor does this draft model take trees.
     unmet = {Need.CORPUS, Need.DRAFT_TREES} | (set() if has_draft else {Need.DRAFT_MODEL})
-    assert set(drafters) == {n for n, kind in REGISTRY.items() if not kind.traits.needs & unmet}
+    assert set(drafters) == {
+        n for n, kind in REGISTRY.items() if not kind.capabilities.needs & unmet
+    }
     assert ("model" in drafters) is has_draft
 
 

@@ -14,7 +14,7 @@ from outrider.engines.pair import DEVICE, HOST
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.core.events import FinishReason, Progressed, PromptToken
-from outrider.runtime.loop import parts, prefill
+from outrider.runtime.loop import prefill, step_context
 
 from tests.mutants import assert_caught
 from tests.runtime.loop.test_first_tokens import CHUNK, GENERATOR, PROMPTS, STABLE, emitted
@@ -207,7 +207,7 @@ def test_logits_of_a_chunk_are_bounded(vocab_size: int, tokens: int) -> None:
                   prefill_chunk=64)  # fmt: skip
     found = one.worker._parts.limits
     assert (found.prefill_chunk, found.scored_chunk) == (16, tokens)
-    assert tokens * vocab_size * 4 <= parts.SCORED_BYTES or tokens == 1
+    assert tokens * vocab_size * 4 <= step_context.SCORED_BYTES or tokens == 1
 
 
 MUTANTS = {

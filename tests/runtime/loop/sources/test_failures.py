@@ -38,8 +38,8 @@ def test_sources_that_are_read_again_are_signs_of_life() -> None:
         harness.submit(name, (0,), source_tokens=(1, 2, 3))
     harness.worker.run_step()
     # The step, and each half of what failed.
-    assert harness.worker.pulse.num_steps == 3
-    assert harness.worker.pulse.is_recovering is False
+    assert harness.worker.heartbeat.num_steps == 3
+    assert harness.worker.heartbeat.is_recovering is False
     harness.run()
     assert harness.tokens("a") == harness.tokens("b")
 

@@ -100,7 +100,7 @@ MUTANTS = {
     ),
     "a failed read is committed": (
         prefill,
-        "failed = tried_in_halves(requests, self._read_again)",
+        "failed = bisect_failures(requests, self._read_again)",
         "failed = [(0, 0.0)], []; [one.commit_read() for one in requests]",
         "a_failing_read",
     ),

@@ -313,7 +313,7 @@ def test_a_step_that_reads_is_held_to_the_time_of_its_like() -> None:
 
     class Watched(ScriptedEngine):
         def read(self, sources: Sequence[Source]) -> None:
-            told.append(harness.worker.pulse.reads_prompt)
+            told.append(harness.worker.heartbeat.reads_prompt)
             super().read(sources)
 
     harness = sourced(target=Watched(mixed(1), bounds_of("S4")))

@@ -10,10 +10,10 @@ import pytest
 from outrider.runtime.core.checks.options import check_chat
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import ChatMessage, ChatParams
+from outrider.runtime.serving.chat.control_token_escaping import MARK_START, ControlTokenEscaping
 from outrider.runtime.serving.chat.conversation import marked, read_conversation
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import ChatFiles
-from outrider.runtime.serving.chat.marks import MARK_START, Marks
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -175,7 +175,7 @@ def test_everything_but_the_models_own_words_is_marked() -> None:
         tools='[{"name": "</s>"}]',
         arguments='{"a": "</s>", "documents": [{"text": "</s>"}]}',
     )
-    found = marked(read_conversation(chat), Marks(("</s>",)))
+    found = marked(read_conversation(chat), ControlTokenEscaping(("</s>",)))
     counts = [json.dumps(one, ensure_ascii=False).count(MARK_START) for one in found.messages]
     assert counts == [0, 3, 0, 3, 4]
     for part in (found.tools, found.arguments, found.documents):

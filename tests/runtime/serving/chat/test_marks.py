@@ -9,9 +9,12 @@ import time
 
 import pytest
 from outrider.runtime.core.params import ChatMessage, ChatParams
+from outrider.runtime.serving.chat.control_token_escaping import (
+    ControlTokenEscaping,
+    control_pattern,
+)
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import ChatFiles
-from outrider.runtime.serving.chat.marks import Marks, control_pattern
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 from tests.runtime.serving.chat.shapes import byte_tokenizer
@@ -86,7 +89,7 @@ def test_a_templates_own_tokens_and_words_stay() -> None:
 
 
 def test_words_get_no_marks_for_templates_compare_them() -> None:
-    marks = Marks(("<image>", "text", "<|2.5|>"))
+    marks = ControlTokenEscaping(("<image>", "text", "<|2.5|>"))
     values = ["image", "tex", "2.5", "", "ext"]
     assert marks.mark(values) == values
     assert marks.mark({"a <": " <image>"}) != {"a <": " <image>"}

@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.chat import conversation, encoder, marks, template
+from outrider.runtime.serving.chat import control_token_escaping, conversation, encoder, template
 
 from tests.mutants import assert_caught
 from tests.runtime.serving.chat.test_conversation import (
@@ -30,9 +30,9 @@ from tests.runtime.serving.chat.test_marks import (
         (template, "return json.dumps(\n", "return __import__('html').escape(json.dumps)(\n", "qwen25"),
         (conversation, " if value is not None}", "}", "llama3"),
         (conversation, '**message, "reasoning_content": given[0]}', "**message}", "qwen3"),
-        (marks, '"?" if words', '"??" if words', "zephyr"),
+        (control_token_escaping, '"?" if words', '"??" if words', "zephyr"),
         (conversation, "if is_whole else rendered[:place].rstrip()", "", "mistral"),
-        (marks, "inner = self._control.sub(", "inner = text or self._control.sub(", "phi"),
+        (control_token_escaping, "inner = self._control.sub(", "inner = text or self._control.sub(", "phi"),
         (encoder, "found[len(line) :] if", "found if", "phi"),
         (encoder, "encode(_NEW_LINE + text)", "encode(text)", "granite"),
         (encoder, "if piece:", "if piece and number % 2 == 0:", "gemma"),
@@ -64,7 +64,9 @@ def test_what_is_left_unmarked_is_seen(old: str, new: str, monkeypatch: pytest.M
 
 
 def test_unmarked_names_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_caught(monkeypatch, marks, "{_map_texts(name, change): ", "{name: ", all_marked)
+    assert_caught(
+        monkeypatch, control_token_escaping, "{_map_texts(name, change): ", "{name: ", all_marked
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,4 +89,4 @@ def test_a_way_around_the_marks_is_seen(
         for source, chat, text in HOSTILE:
             hostile(source, chat, text)
 
-    assert_caught(monkeypatch, marks, old, new, check)
+    assert_caught(monkeypatch, control_token_escaping, old, new, check)

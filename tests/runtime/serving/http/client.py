@@ -11,9 +11,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
-from outrider.runtime.serving.intake import Intake
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
 
 from tests.runtime.conftest import ANY_LIMITS, ENDS_AT_ONCE, Running
 
@@ -81,7 +81,7 @@ async def serving_http(
     """A server that ``start`` makes with options, with HTTP beside gRPC."""
     made: list[HttpListener] = []
 
-    def listeners(intake: Intake, doors: Doors) -> list[HttpListener]:
+    def listeners(readiness: ServerState, security: Security) -> list[HttpListener]:
         limits, config = options.get("limits", ANY_LIMITS), options.get("config", ENDS_AT_ONCE)
         found = HttpOptions(
             address=address,
@@ -89,7 +89,7 @@ async def serving_http(
             max_connections=config.max_connections,
             stall_timeout_s=options.get("stall_timeout_s", config.stall_timeout_s),
         )
-        made.append(HttpListener(intake, doors, found))
+        made.append(HttpListener(readiness, security, found))
         return made
 
     async with start(listeners=listeners, **options) as running:

@@ -9,11 +9,11 @@ import pytest
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.doors.doors import Doors
 from outrider.runtime.serving.http import handshakes, listener, protocol
 from outrider.runtime.serving.http.openai import messages
+from outrider.runtime.serving.security.access import Security
 
-from tests.runtime.serving.doors.test_tls import server_files
+from tests.runtime.serving.security.test_tls import server_files
 
 LIVE = b"GET /live HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
@@ -93,7 +93,7 @@ async def test_handshakes_that_do_not_begin_are_counted_and_ended(
 ):
     monkeypatch.setattr(handshakes, "PATIENCE_S", 0.5)
     config = ServerConfig(max_connections=2, lb_delay_s=0.0, drain_timeout_s=0.0)
-    async with start_http(doors=Doors(server_files(tmp_path)), config=config) as http:
+    async with start_http(security=Security(server_files(tmp_path)), config=config) as http:
         opened = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(3)]
         async with asyncio.timeout(10.0):
             # The third at once, the others when nothing has come.

@@ -24,7 +24,7 @@ def test_every_error_of_the_runtime_has_a_row() -> None:
         (errors.QuotaExceeded("x", 0.25), True, b"250"),
         (errors.Draining(), True, b"1000"),
         (errors.QueueTimeout(30.0), True, None),
-        (errors.Hopeless(), True, None),
+        (errors.DeadlineUnreachable(), True, None),
         (errors.DeadlineExceeded(3), False, None),
         (errors.RequestFailed("id"), False, None),
         (errors.RequestQuarantined("id"), False, None),

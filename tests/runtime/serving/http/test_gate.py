@@ -1,4 +1,4 @@
-"""HTTP's gate: nothing is answered to strangers, whatever is asked for, and both doors share what they know."""
+"""HTTP's gate: nothing is answered to strangers, whatever is asked for, and both security share what they know."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ import pytest
 from outrider import CallError, Client
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.tenant import SCOPES
-from outrider.runtime.serving.doors.audit import AuditLog
-from outrider.runtime.serving.doors.doors import Doors
-from outrider.runtime.serving.doors.options import DoorOptions
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.http.app import router
 from outrider.runtime.serving.http.gate import PROBES, SCOPE_OF
 from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
 from outrider.runtime.serving.http.pages import read_pages
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.security.audit import AuditLog
+from outrider.runtime.serving.security.options import SecurityOptions
 
-from tests.runtime.serving.doors.papers import (
+from tests.runtime.serving.security.credentials import (
     AUDIENCE,
     Issuer,
     bearer,
-    key_doors,
+    key_security,
     key_set,
     write,
 )
-from tests.runtime.serving.doors.test_quotas import doors as share_doors
+from tests.runtime.serving.security.test_quotas import security as share_security
 
 PAGES = read_pages()
 ROUTES = [
     (method, route.path)
     for route in router(
-        Intake(Ledger(Metrics(), lambda: 0.0)), max_bytes=1, started_s=0.0, pages=PAGES
+        ServerState(RequestAccounting(Metrics(), lambda: 0.0)),
+        max_bytes=1,
+        started_s=0.0,
+        pages=PAGES,
     ).routes
     for method in sorted(route.methods)
 ]
@@ -61,8 +64,8 @@ def test_every_route_of_the_application_has_a_scope() -> None:
 
 
 async def test_no_route_is_answered_to_strangers(start_http, tmp_path: Path):
-    doors, _ = key_doors(tmp_path, has_open_health=False)
-    async with start_http(doors=doors) as http:
+    security, _ = key_security(tmp_path, has_open_health=False)
+    async with start_http(security=security) as http:
         for method, path in [*ROUTES, *UNKNOWN]:
             answer = await http.ask(path, method=method)
             assert answer.status == 401, (method, path)
@@ -76,8 +79,8 @@ async def test_no_route_is_answered_to_strangers(start_http, tmp_path: Path):
 
 
 async def test_probes_are_answered_to_anybody_unless_told_otherwise(start_http, tmp_path: Path):
-    doors, _ = key_doors(tmp_path)
-    async with start_http(doors=doors) as http:
+    security, _ = key_security(tmp_path)
+    async with start_http(security=security) as http:
         for method, path in PROBES:
             assert (await http.ask(path, method=method)).status == 200
             assert (await http.ask(path, method="POST")).status == 401
@@ -86,8 +89,8 @@ async def test_probes_are_answered_to_anybody_unless_told_otherwise(start_http, 
 async def test_a_key_opens_what_its_scopes_say_and_nothing_that_does_not_exist(
     start_http, tmp_path: Path
 ):
-    doors, keys = key_doors(tmp_path)
-    async with start_http(doors=doors) as http:
+    security, keys = key_security(tmp_path)
+    async with start_http(security=security) as http:
         answer = await http.ask(
             "/v1/completions",
             {"prompt": "a", "max_tokens": 2, "temperature": 0},
@@ -105,8 +108,8 @@ async def test_a_key_opens_what_its_scopes_say_and_nothing_that_does_not_exist(
 async def test_a_json_web_token_says_the_tenant_and_what_he_may(start_http, tmp_path: Path):
     issuer = Issuer("ES256", "k")
     path = write(tmp_path / "jwks", key_set(issuer))
-    doors = Doors(DoorOptions(jwt_keys=path, jwt_audience=AUDIENCE))
-    async with start_http(doors=doors) as http:
+    security = Security(SecurityOptions(jwt_keys=path, jwt_audience=AUDIENCE))
+    async with start_http(security=security) as http:
         token = bearer(issuer.token(scope="info"))
         assert (await http.ask("/v1/models", **token)).status == 200
         assert (await http.ask("/v1/models", **token, outrider_tenant="alice")).status == 200
@@ -117,8 +120,8 @@ async def test_a_json_web_token_says_the_tenant_and_what_he_may(start_http, tmp_
 
 
 async def test_a_tenant_is_believed_as_gRPC_believes_it(start_http, tmp_path: Path):
-    doors, keys = key_doors(tmp_path)
-    async with start_http(doors=doors) as http:
+    security, keys = key_security(tmp_path)
+    async with start_http(security=security) as http:
         asked = {**bearer(keys["x"]), "outrider_tenant": "y"}
         assert (await http.ask("/v1/models", **asked)).status == 403
         asked["outrider_tenant"] = "x"
@@ -140,7 +143,7 @@ async def test_pages_of_other_sites_and_strange_names_of_this_machine_are_refuse
 
 async def test_both_doors_draw_on_one_share(start_http, tmp_path: Path):
     text = "[tenants.x]\nrequests_per_s = 0.001\nburst_requests = 2"
-    async with start_http(doors=share_doors(tmp_path, text)) as http:
+    async with start_http(security=share_security(tmp_path, text)) as http:
         fields = {"prompt": "a", "max_tokens": 3, "temperature": 0}
         answer = await http.ask("/v1/completions", fields, outrider_tenant="x")
         assert answer.status == 200
@@ -160,9 +163,9 @@ async def test_both_doors_draw_on_one_share(start_http, tmp_path: Path):
 async def test_the_audit_log_has_what_is_refused_at_the_gate_and_behind_it(
     start_http, tmp_path: Path
 ):
-    doors, keys = key_doors(tmp_path)
+    security, keys = key_security(tmp_path)
     audit = AuditLog(tmp_path / "audit")
-    async with start_http(doors=doors, audit=audit) as http:
+    async with start_http(security=security, audit=audit) as http:
         await http.ask("/v1/completions", {"prompt": "secret"})
         await http.ask("/guess")
         await http.ask("/v1/completions", {"prompt": 7}, **bearer(keys["x"]))
@@ -191,9 +194,9 @@ async def test_the_audit_log_has_what_is_refused_at_the_gate_and_behind_it(
 )
 def test_an_address_that_others_reach_needs_tls(address: str, rule: str) -> None:
     options = HttpOptions(address=address, max_bytes=1, max_connections=1)
-    intake = Intake(Ledger(Metrics(), lambda: 0.0))
+    readiness = ServerState(RequestAccounting(Metrics(), lambda: 0.0))
     with pytest.raises(ConfigError, match=f"http_address: {rule}"):
-        HttpListener(intake, Doors(DoorOptions()), options)
+        HttpListener(readiness, Security(SecurityOptions()), options)
 
 
 async def test_headers_that_are_no_addresses_are_refused_as_strange_ones(start_http):

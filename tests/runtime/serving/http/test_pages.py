@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from outrider.runtime.serving.http.pages import INDEX, read_pages
 
-from tests.runtime.serving.doors.papers import bearer, key_doors
+from tests.runtime.serving.security.credentials import bearer, key_security
 
 WEB = Path(__file__).parents[4] / "runtime" / "serving" / "http" / "web"
 KINDS = {
@@ -47,8 +47,8 @@ async def test_nothing_else_of_the_disk_has_a_path(start_http, path):
 
 
 async def test_strangers_get_the_page_and_nothing_that_it_asks_for(start_http, tmp_path: Path):
-    doors, keys = key_doors(tmp_path)
-    async with start_http(doors=doors) as http:
+    security, keys = key_security(tmp_path)
+    async with start_http(security=security) as http:
         for path in read_pages():
             assert (await http.ask(path)).status == 200
             assert (await http.ask(path, method="POST")).status == 401
@@ -58,8 +58,8 @@ async def test_strangers_get_the_page_and_nothing_that_it_asks_for(start_http, t
 
 
 async def test_where_health_is_closed_so_is_the_page(start_http, tmp_path: Path):
-    doors, keys = key_doors(tmp_path, has_open_health=False)
-    async with start_http(doors=doors) as http:
+    security, keys = key_security(tmp_path, has_open_health=False)
+    async with start_http(security=security) as http:
         for path in read_pages():
             assert (await http.ask(path)).status == 401
             assert (await http.ask(path, **bearer(keys["x"]))).status == 200

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
 from outrider.runtime.serving.http.openai import tokens
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
 
 from tests.runtime.serving.http.client import Http
 
 
 async def test_until_the_model_is_open_everything_but_life_waits():
-    intake = Intake(Ledger(Metrics(), lambda: 0.0))
+    readiness = ServerState(RequestAccounting(Metrics(), lambda: 0.0))
     options = HttpOptions(address="127.0.0.1:0", max_bytes=1000, max_connections=9)
-    listener = HttpListener(intake, Doors(), options)
+    listener = HttpListener(readiness, Security(), options)
     await listener.start()
-    intake.note("measuring what steps cost")
+    readiness.note("measuring what steps cost")
     http = Http(None, listener.port)  # type: ignore[arg-type]
     for path, body in (
         ("/health", None),
@@ -36,7 +36,7 @@ async def test_until_the_model_is_open_everything_but_life_waits():
         assert answer.headers["retry-after-ms"] == "1000"
     assert (await http.ask("/live")).status == 200
     assert b"outrider_requests_refused_total" in (await http.ask("/metrics")).body
-    second = HttpListener(intake, Doors(), HttpOptions(
+    second = HttpListener(readiness, Security(), HttpOptions(
         address=f"127.0.0.1:{listener.port}", max_bytes=1, max_connections=1
     ))  # fmt: skip
     with pytest.raises(ConfigError, match="http_address: must be free to bind"):

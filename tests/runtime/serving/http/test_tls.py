@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.doors.doors import Doors
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
 
-from tests.runtime.serving.doors.papers import Authority, bearer, write, write_keys
-from tests.runtime.serving.doors.test_tls import AUTHORITY, mutual, server_files
+from tests.runtime.serving.security.credentials import Authority, bearer, write, write_keys
+from tests.runtime.serving.security.test_tls import AUTHORITY, mutual, server_files
 
 
 def trust(folder: Path, names: tuple[str, ...] = (), authority: Authority = AUTHORITY) -> Any:
@@ -41,19 +41,19 @@ def ask(port: int, context: Any, **headers: str) -> tuple[int, int]:
 
 
 async def test_a_new_certificate_serves_the_next_handshake(start_http, tmp_path: Path):
-    doors = Doors(server_files(tmp_path))
-    async with start_http(doors=doors) as server:
+    security = Security(server_files(tmp_path))
+    async with start_http(security=security) as server:
         context = trust(tmp_path)
         status, first = await asyncio.to_thread(ask, server.port, context)
         assert status == 200
         assert (await asyncio.to_thread(ask, server.port, context))[1] == first
         server_files(tmp_path)
-        doors.look()
+        security.look()
         # The very next one, and resumed sessions too.
         second = (await asyncio.to_thread(ask, server.port, context))[1]
         assert second != first
         (tmp_path / "key.pem").write_text("nonsense")
-        doors.look()
+        security.look()
         assert (await asyncio.to_thread(ask, server.port, context))[1] == second
         with pytest.raises(http.client.BadStatusLine):
             await server.ask("/v1/models")
@@ -63,9 +63,9 @@ async def test_clients_need_a_certificate_of_an_authority_that_is_trusted_now(
     start_http, tmp_path: Path
 ):
     secrets = write_keys(tmp_path / "keys", x="generate,info")
-    doors = Doors(mutual(tmp_path, keys=tmp_path / "keys"))
+    security = Security(mutual(tmp_path, keys=tmp_path / "keys"))
     names, newer = ("spiffe://acme/web",), Authority()
-    async with start_http(doors=doors) as server:
+    async with start_http(security=security) as server:
         old = trust(tmp_path, names)
         key = bearer(secrets["x"])
         assert (await asyncio.to_thread(lambda: ask(server.port, old, **key)))[0] == 200
@@ -75,7 +75,7 @@ async def test_clients_need_a_certificate_of_an_authority_that_is_trusted_now(
             with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
                 await asyncio.to_thread(ask, server.port, stranger)
         write(tmp_path / "ca.pem", newer.pem, 0o644)
-        doors.look()
+        security.look()
         with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
             await asyncio.to_thread(ask, server.port, old)
         fresh = trust(tmp_path, names, newer)
@@ -83,7 +83,7 @@ async def test_clients_need_a_certificate_of_an_authority_that_is_trusted_now(
 
 
 def test_certificates_alone_let_nobody_in_and_are_refused_at_the_start(tmp_path: Path) -> None:
-    doors = Doors(mutual(tmp_path))
+    security = Security(mutual(tmp_path))
     options = HttpOptions(address="127.0.0.1:0", max_bytes=1, max_connections=1)
     with pytest.raises(ConfigError, match="http_address: needs keys or jwt_keys"):
-        HttpListener(Intake(Ledger(Metrics(), lambda: 0.0)), doors, options)
+        HttpListener(ServerState(RequestAccounting(Metrics(), lambda: 0.0)), security, options)

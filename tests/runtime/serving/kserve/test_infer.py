@@ -14,8 +14,8 @@ from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.events import EmittedToken, Provenance
 from outrider.runtime.serving.generation_defaults import RequestDefaults
-from outrider.runtime.serving.kserve.answer import Answer
-from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.kserve.response import Answer
+from outrider.runtime.serving.response_stream import Batch
 
 from tests.runtime.conftest import LetterCodec
 from tests.runtime.serving.kserve.requests import (

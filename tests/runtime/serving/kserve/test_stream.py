@@ -13,8 +13,8 @@ import pytest
 from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.kserve import stream as kserve_stream
-from outrider.runtime.serving.opening import open_serving
 
 from tests.runtime.conftest import ENDLESS_TOKENS
 from tests.runtime.served import server_of
@@ -148,7 +148,7 @@ async def test_the_end_of_a_stream_ends_all_its_requests(start_endless, ends):
             codes = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL)
             assert caught.value.code() in codes
         await wait_until_idle(run)
-        assert run.server.intake.frontend.num_streams == 0
+        assert run.server.readiness.handler.num_streams == 0
         assert (await run.client.complete("a", max_tokens=3, temperature=0)).text == "bcd"
 
 
@@ -187,7 +187,7 @@ async def test_of_one_stream_so_many_requests_run_at_once(start_endless, monkeyp
         seen = defaultdict(int)
         while min(seen["a"], seen["b"]) < 3:
             seen[(await call.read()).infer_response.id] += 1
-        assert not seen["c"] and run.server.intake.frontend.num_streams == 2
+        assert not seen["c"] and run.server.readiness.handler.num_streams == 2
         call.cancel()
         await wait_until_idle(run)
 
@@ -214,7 +214,7 @@ async def test_a_client_that_does_not_read_is_cut_off_with_all_it_asked(start_en
 
 async def test_an_internal_error_is_told_by_its_id(start, monkeypatch, caplog):
     async with start(serve_options=KSERVE) as run, stub_of(run.address) as stub:
-        monkeypatch.setattr(run.server.intake.frontend, "_texts", None)
+        monkeypatch.setattr(run.server.readiness.handler, "_texts", None)
         (answer,) = await answers_of(stub, infer_request("secret", name="i", **GREEDY))
     assert answer.error_message.startswith("[request id: i] INTERNAL: internal error; error id ")
     assert answer.error_message.rpartition(" ")[2] in caplog.text
@@ -223,12 +223,12 @@ async def test_an_internal_error_is_told_by_its_id(start, monkeypatch, caplog):
 
 async def test_until_the_model_is_open_a_stream_says_so(tiny_bundle: Path):
     config = ServerConfig(default_gamma=2, lb_delay_s=0.0, drain_timeout_s=0.0)
-    opened = open_serving(tiny_bundle, replace(KSERVE, config=config))
+    opened = load_model(tiny_bundle, replace(KSERVE, config=config))
     server = server_of(opened, options=KSERVE)
     address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"
     name = opened.model.name
     async with stub_of(address) as stub:
-        server.intake.note("measuring what steps cost")
+        server.readiness.note("measuring what steps cost")
         (answer,) = await answers_of(stub, oip.ModelInferRequest(id="a"))
         assert answer.error_message.startswith("[request id: a] NOT_READY: ")
         assert "measuring what steps cost" in answer.error_message
@@ -246,7 +246,7 @@ async def test_until_the_model_is_open_a_stream_says_so(tiny_bundle: Path):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.ModelMetadata(oip.ModelMetadataRequest(name="other"))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        server.intake.frontend.close_admission()
+        server.readiness.handler.close_admission()
         assert not (await stub.ServerReady(oip.ServerReadyRequest())).ready
     server.hurry()
     await server.drain()

@@ -11,7 +11,7 @@ from outrider import CallError, build_request
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.cli.main import app
 from outrider.runtime.core import events
-from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.v1 import generate_call
 from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.v1 import inference_pb2 as wire
@@ -134,9 +134,9 @@ async def test_each_response_of_a_long_prompt_has_a_stall_limit_of_its_own(start
     async with start(stall_timeout_s=5.0) as run:
         reader = SteadyReader()
         data = build_request([0] * 50, max_tokens=0, prompt_logprobs=0).SerializeToString()
-        call = GenerateCall(run.serving, data, Caller(), reader.write)
+        call = GenerateCall(run.serving, data, ClientIdentity(), reader.write)
         monkeypatch.setattr(asyncio, "timeout", kept)
-        await asyncio.create_task(run.server.intake.frontend.complete(call))
+        await asyncio.create_task(run.server.readiness.handler.complete(call))
     assert len(reader.left_s) == 5
     assert sorted({*reader.left_s}) == reader.left_s
 

@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError, Client
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving import process as serving
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
-from outrider.runtime.serving.opening import ServeOptions, open_serving
-from outrider.runtime.serving.watch.metrics import Metrics
+from outrider.runtime.serving.accounting import RequestAccounting
+from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
 
 from tests.runtime.served import server_of
 
@@ -28,13 +28,13 @@ STUCK = """
 import asyncio, sys, threading
 from pathlib import Path
 from outrider.runtime.serving import process as server
-from outrider.runtime.serving.opening import ServeOptions
+from outrider.runtime.serving.factory import ServeOptions
 
 def stuck(root, options):
     print("opening", flush=True)
     threading.Event().wait()
 
-server.open_serving = stuck
+server.load_model = stuck
 asyncio.run(server.serve(Path("bundle"), ServeOptions(address="127.0.0.1:0")))
 """
 
@@ -47,12 +47,12 @@ async def health_of(address: str, name: str) -> int:
 
 async def test_until_a_model_is_open_callers_learn_what_the_start_is_at(tiny_bundle: Path):
     states = health_pb2.HealthCheckResponse
-    opened = open_serving(tiny_bundle, ServeOptions(config=CONFIG))
+    opened = load_model(tiny_bundle, ServeOptions(config=CONFIG))
     server = server_of(opened)
     address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"
     options = (("grpc.enable_retries", 0), ("grpc.service_config", "{}"))
     async with Client(address, options=options) as client:
-        server.intake.note("measuring what steps cost")
+        server.readiness.note("measuring what steps cost")
         calls = (client.info(), client.tokenize("abc"), client.abort("a"), client.complete("abc"))
         for call in calls:
             with pytest.raises(CallError) as refused:
@@ -74,22 +74,22 @@ async def test_until_a_model_is_open_callers_learn_what_the_start_is_at(tiny_bun
 async def test_stages_of_a_start_reach_probes_while_the_event_loop_is_free(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    intake = Intake(Ledger(Metrics(), clock=lambda: 0.0))
+    readiness = ServerState(RequestAccounting(Metrics(), clock=lambda: 0.0))
     measuring, seen = threading.Event(), threading.Event()
 
     def opened(root: Path, options: ServeOptions) -> str:
         with options.stage("measuring"):
             measuring.set()
             assert seen.wait(60.0)
-        return intake.stage
+        return readiness.stage
 
-    monkeypatch.setattr(serving, "open_serving", opened)
+    monkeypatch.setattr(serving, "load_model", opened)
     opening = asyncio.ensure_future(
-        serving._open(Path("bundle"), ServeOptions(stage=nullcontext), intake)
+        serving._open(Path("bundle"), ServeOptions(stage=nullcontext), readiness)
     )
     assert await asyncio.to_thread(measuring.wait, 60.0)
-    assert intake.stage == "measuring"
-    assert not intake.is_open
+    assert readiness.stage == "measuring"
+    assert not readiness.is_open
     seen.set()
     assert await opening == "opening the bundle"
 

@@ -19,7 +19,7 @@ from outrider import CallError, Client
 from outrider.engines.base import FloatArray
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Finished
-from outrider.runtime.loop.totals import NUM_USUAL, Pulse
+from outrider.runtime.loop.totals import NUM_USUAL, Heartbeat
 from outrider.runtime.serving.process import GUARD_EXIT_CODE
 from outrider.runtime.serving.supervision import supervisor as serving
 from outrider.runtime.serving.supervision.supervisor import LIVENESS
@@ -32,17 +32,17 @@ from tests.runtime.served import supervisor_of
 STEP_S = 0.1
 
 
-def watched(least_s: float = 10.0) -> tuple[Pulse, Clock, Watchdog]:
+def watched(least_s: float = 10.0) -> tuple[Heartbeat, Clock, Watchdog]:
     """A worker of which one step of each kind has ended, and that is in one without a prompt."""
-    pulse, clock = Pulse(), Clock()
+    heartbeat, clock = Heartbeat(), Clock()
     for reads_prompt in (True, False):
-        pulse.reads_prompt = reads_prompt
-        pulse.begin()
-        pulse.end(STEP_S * (10 if reads_prompt else 1))
-    pulse.begin()
-    watchdog = Watchdog(pulse, least_s, clock)
+        heartbeat.reads_prompt = reads_prompt
+        heartbeat.begin()
+        heartbeat.end(STEP_S * (10 if reads_prompt else 1))
+    heartbeat.begin()
+    watchdog = Watchdog(heartbeat, least_s, clock)
     assert watchdog.complaint() is None
-    return pulse, clock, watchdog
+    return heartbeat, clock, watchdog
 
 
 def late_after_s(clock: Clock, watchdog: Watchdog, tick_s: float = 0.5) -> float:
@@ -61,10 +61,10 @@ def test_a_step_is_late_beyond_the_least_time() -> None:
 
 def test_a_step_is_late_beyond_twenty_times_its_like() -> None:
     """A chunk of prompt took a second, so a step with one may take twenty."""
-    pulse, clock, watchdog = watched()
-    pulse.end(STEP_S)
-    pulse.reads_prompt = True
-    pulse.begin()
+    heartbeat, clock, watchdog = watched()
+    heartbeat.end(STEP_S)
+    heartbeat.reads_prompt = True
+    heartbeat.begin()
     watchdog.complaint()
     assert late_after_s(clock, watchdog) == 20.5
     slow, clock, watchdog = watched(least_s=1.0)
@@ -73,57 +73,57 @@ def test_a_step_is_late_beyond_twenty_times_its_like() -> None:
 
 
 def test_one_slow_step_allows_no_other_more_and_several_are_forgotten() -> None:
-    pulse, clock, watchdog = watched(least_s=1.0)
-    pulse.took_s[False].append(9.0)
+    heartbeat, clock, watchdog = watched(least_s=1.0)
+    heartbeat.took_s[False].append(9.0)
     assert late_after_s(clock, watchdog) == 2.5
-    pulse, clock, watchdog = watched(least_s=1.0)
-    pulse.took_s[False].extend([9.0, 9.0] + [STEP_S] * NUM_USUAL)
+    heartbeat, clock, watchdog = watched(least_s=1.0)
+    heartbeat.took_s[False].extend([9.0, 9.0] + [STEP_S] * NUM_USUAL)
     assert late_after_s(clock, watchdog) == 2.5
 
 
 def test_a_long_chunk_of_prompt_allows_the_next_one_as_much_whatever_came_between() -> None:
-    pulse, clock, watchdog = watched(least_s=1.0)
-    pulse.reads_prompt = True
-    pulse.took_s[True].clear()
-    pulse.took_s[True].extend([3.0] + [STEP_S] * (NUM_USUAL - 1))
+    heartbeat, clock, watchdog = watched(least_s=1.0)
+    heartbeat.reads_prompt = True
+    heartbeat.took_s[True].clear()
+    heartbeat.took_s[True].extend([3.0] + [STEP_S] * (NUM_USUAL - 1))
     assert late_after_s(clock, watchdog) == 60.5
 
 
 def test_a_step_that_feeds_texts_again_has_the_time_of_prompts_and_allows_no_other_more() -> None:
-    pulse, clock, watchdog = watched()
+    heartbeat, clock, watchdog = watched()
     for _ in range(3):
         clock.now += 9.0
         assert watchdog.complaint() is None
-        pulse.begin()
+        heartbeat.begin()
     watchdog.complaint()
     assert late_after_s(clock, watchdog) == 20.5  # a chunk of prompt took a second
-    pulse.end(600.0)
-    pulse.reads_prompt = False
-    pulse.begin()
+    heartbeat.end(600.0)
+    heartbeat.reads_prompt = False
+    heartbeat.begin()
     watchdog.complaint()
     assert late_after_s(clock, watchdog) == 10.5
 
 
 def test_a_first_step_may_compile() -> None:
-    pulse, clock = Pulse(), Clock()
-    watchdog = Watchdog(pulse, 10.0, clock)
-    pulse.begin()
+    heartbeat, clock = Heartbeat(), Clock()
+    watchdog = Watchdog(heartbeat, 10.0, clock)
+    heartbeat.begin()
     watchdog.complaint()
     assert late_after_s(clock, watchdog) == FIRST_STEP_S + 0.5
 
 
 def test_steps_that_go_on_are_never_late() -> None:
-    pulse, clock, watchdog = watched()
+    heartbeat, clock, watchdog = watched()
     for _ in range(100):
         clock.now += 9.0
         assert watchdog.complaint() is None
-        pulse.end(STEP_S)
-        pulse.begin()
+        heartbeat.end(STEP_S)
+        heartbeat.begin()
 
 
 def test_an_idle_worker_is_never_late() -> None:
-    pulse, clock, watchdog = watched()
-    pulse.end(STEP_S)
+    heartbeat, clock, watchdog = watched()
+    heartbeat.end(STEP_S)
     for _ in range(100):
         clock.now += 9.0
         assert watchdog.complaint() is None
@@ -207,8 +207,8 @@ async def test_everybody_is_answered_before_the_threads_are_told(
 ) -> None:
     open_then: list[int] = []
     async with start_endless() as run:
-        frontend = run.server.intake.frontend
-        monkeypatch.setattr(serving, "log_threads", lambda: open_then.append(frontend.num_streams))
+        handler = run.server.readiness.handler
+        monkeypatch.setattr(serving, "log_threads", lambda: open_then.append(handler.num_streams))
         supervisor = supervisor_of(run.server)
         stream = run.endless()
         await anext(stream)
@@ -257,7 +257,7 @@ async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
             running = asyncio.ensure_future(reason_of(run.client.generate("b", max_tokens=3)))
             assert await asyncio.to_thread(stuck.has_stuck.wait, 20.0)
             queued = asyncio.ensure_future(reason_of(run.client.generate("c", max_tokens=3)))
-            while run.server.intake.frontend.num_streams < 2:
+            while run.server.readiness.handler.num_streams < 2:
                 await health_of(run.address, "")
             await looked(run.server, clock, 2.5)
             assert not queued.done()
@@ -283,9 +283,9 @@ def test_the_worker_s_thread_does_not_end_without_a_word(
     harness.submit("a")
     harness.worker.start()
     harness.worker._thread.join(20.0)
-    assert harness.worker.pulse.has_died
+    assert harness.worker.heartbeat.has_died
     assert "the worker's thread ended" in caplog.text
-    assert Watchdog(harness.worker.pulse, 10.0, harness.clock).complaint()
+    assert Watchdog(harness.worker.heartbeat, 10.0, harness.clock).complaint()
 
 
 class Quits(BaseException):
@@ -315,10 +315,10 @@ def test_a_drafter_that_quits_costs_nobody_an_answer(
 DRAFTER = """
 import threading
 from typing import Self
-from outrider.runtime.drafters.base import Draft, DrafterParts, Traits
+from outrider.runtime.drafters.base import Draft, DrafterParts, DrafterCapabilities
 
 class Hanging:
-    traits = Traits(is_sampled=False)
+    capabilities = DrafterCapabilities(is_sampled=False)
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:

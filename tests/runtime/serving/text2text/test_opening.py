@@ -10,14 +10,14 @@ import pytest
 from outrider.engines.bundle.bundle import Bundle
 from outrider.runtime.core.checks.limits import ServedModel
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.generation_defaults import NO_DEFAULTS
-from outrider.runtime.serving.opening import (
+from outrider.runtime.serving.factory import (
     ServeOptions,
     _decided,
     _of_sources,
     _with_generation_defaults,
 )
-from outrider.runtime.serving.tokenizer import TextToTextCodec, TokenizersCodec
+from outrider.runtime.serving.generation_defaults import NO_DEFAULTS
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 
 from tests.conftest import write_tokenizer
 from tests.engines.bundle.test_text2text import ENTRY, TEXTS, manifest
@@ -40,7 +40,7 @@ def test_memory_of_sources_is_told_for_target_and_draft(
 ) -> None:
     pair = replace(manifest(), draft=replace(ENTRY, path="draft", num_layers=1))
     with caplog.at_level(logging.INFO):
-        found = _of_sources(pair, TextToTextCodec(tokenizer, TEXTS))
+        found = _of_sources(pair, EncoderDecoderCodec(tokenizer, TEXTS))
     assert (found["max_source"], found["source_vocab_size"]) == (32, 20)
     assert found["banned_token_ids"] == (0,)
     # Keys and values of three layers, two heads of four numbers, four bytes each.
@@ -52,7 +52,7 @@ def test_bytes_of_a_prompt_are_those_of_the_sources_tokenizer(
 ) -> None:
     write_tokenizer(tmp_path, vocab_size=258)  # bytes alone
     sources = (tmp_path / "tokenizer.json").read_bytes()
-    codec = TextToTextCodec(tokenizer, TEXTS, sources)
+    codec = EncoderDecoderCodec(tokenizer, TEXTS, sources)
     found = _of_sources(manifest(), codec)["max_token_bytes"]
     assert found == TokenizersCodec(sources).max_token_bytes
     assert found != codec.max_token_bytes

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from outrider import CallError
 from outrider.engines.base import FloatArray
-from outrider.engines.bundle.text2text import LANGUAGE, TEXT, TextToText
+from outrider.engines.bundle.encoder_decoder import LANGUAGE, TEXT, EncoderDecoder
 from outrider.runtime.serving.generation_defaults import RequestDefaults
-from outrider.runtime.serving.tokenizer import TextToTextCodec
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec
 from outrider.v1 import inference_pb2 as wire
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -23,7 +23,7 @@ PAD, EN, DE, FR, UNKNOWN = range(EOS + 1, EOS + 6)
 SPECIAL = ("</s>", "<pad>", "<en>", "<de>", "<fr>", "<unk>")
 IDS = {token: index for index, token in enumerate((*ALPHABET, *SPECIAL))}
 MAX_SOURCE, MAX_CONTEXT = 12, 20
-FACTS = TextToText(
+FACTS = EncoderDecoder(
     decoder_prefix=(PAD, LANGUAGE),
     source_template=(LANGUAGE, TEXT, EOS),
     languages={"en": EN, "de": DE, "fr": FR},
@@ -33,13 +33,13 @@ FACTS = TextToText(
 )
 
 
-def codec() -> TextToTextCodec:
+def codec() -> EncoderDecoderCodec:
     """A token per letter."""
     made = Tokenizer(models.WordLevel(IDS, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     made.decoder = decoders.Fuse()
     made.add_special_tokens([*SPECIAL])
-    return TextToTextCodec(made.to_str().encode(), FACTS)
+    return EncoderDecoderCodec(made.to_str().encode(), FACTS)
 
 
 def translated(source: tuple[int, ...], prefix: tuple[int, ...]) -> FloatArray:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from outrider.runtime.core.errors import SlowConsumer
-from outrider.runtime.serving.doors.audit import AuditLog
-from outrider.runtime.serving.opening import ServeOptions
-from outrider.runtime.serving.v1 import answers
+from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.security.audit import AuditLog
+from outrider.runtime.serving.v1 import responses
 from outrider.v1 import inference_pb2 as wire
 
 from tests.http2 import (
@@ -60,21 +60,21 @@ async def until(run, is_so) -> None:
 
 
 @pytest.mark.parametrize("ends", ["close", "reset"])
-@pytest.mark.parametrize("dialect", CALLS)
+@pytest.mark.parametrize("protocol", CALLS)
 async def test_who_goes_away_while_a_message_waits_has_cancelled_and_is_no_bug(
-    start, tmp_path: Path, caplog, dialect, ends
+    start, tmp_path: Path, caplog, protocol, ends
 ):
     path = tmp_path / "audit"
     async with start(serve_options=ALL, audit=AuditLog(path)) as run:
-        frontend, worker = run.server.intake.frontend, run.serving.worker
-        caller = await unread(run.address, *CALLS[dialect])
-        await until(run, lambda: frontend.num_streams)
+        handler, worker = run.server.readiness.handler, run.serving.worker
+        caller = await unread(run.address, *CALLS[protocol])
+        await until(run, lambda: handler.num_streams)
         await until(run, lambda: worker.snapshot().num_free_slots == 4)
         if ends == "close":
             caller.close()
         else:
             caller.writer.write(frame(RST_STREAM, struct.pack(">I", CANCEL), stream=1))
-        await until(run, lambda: not frontend.num_streams)
+        await until(run, lambda: not handler.num_streams)
         caller.close()
     assert "internal error" not in caplog.text
     (line,) = [json.loads(line) for line in path.read_text().splitlines()]
@@ -84,13 +84,13 @@ async def test_who_goes_away_while_a_message_waits_has_cancelled_and_is_no_bug(
 @pytest.fixture
 def refused(monkeypatch) -> asyncio.Event:
     """Set when a call is to be ended with an error's status."""
-    has_refused, refuse = asyncio.Event(), answers.refuse
+    has_refused, refuse = asyncio.Event(), responses.refuse
 
     async def noting(*arguments):
         has_refused.set()
         await refuse(*arguments)
 
-    monkeypatch.setattr(answers, "refuse", noting)
+    monkeypatch.setattr(responses, "refuse", noting)
     return has_refused
 
 
@@ -101,7 +101,7 @@ async def test_who_reads_not_even_a_small_first_message_is_told_so_when_he_reads
     async with start(serve_options=ALL, stall_timeout_s=0.2) as run, asyncio.timeout(PATIENCE_S):
         caller = await unread(run.address, *call)
         await refused.wait()
-        assert run.server.intake.frontend.num_streams == 0
+        assert run.server.readiness.handler.num_streams == 0
         assert run.serving.worker.snapshot().num_free_slots == 4
         caller.writer.write(frame(WINDOW_UPDATE, struct.pack(">I", 1 << 20), stream=1))
         told = b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from google.protobuf.message import Message
-from outrider.runtime.serving.ledger import Caller
+from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.v1.generate_call import GenerateCall
 from outrider.v1 import inference_pb2 as wire
 
@@ -19,7 +19,7 @@ async def test_neither_bytes_nor_message_are_kept(start):
     request = wire.GenerateRequest(text="abc", return_trace=True, max_tokens=3)
     async with start() as run:
         data = Freed.noting(request.SerializeToString(), freed)
-        call = GenerateCall(run.serving, data, Caller(), send)
+        call = GenerateCall(run.serving, data, ClientIdentity(), send)
         del data
         assert call.fields().text == "abc"
     assert freed == ["freed"]

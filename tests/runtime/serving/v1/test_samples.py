@@ -11,7 +11,11 @@ from outrider import CallCancelled, CallError
 from outrider.runtime.core.errors import EngineRestart
 from outrider.runtime.core.events import Failed, Finished
 from outrider.runtime.core.params import sample_seed
-from outrider.runtime.serving.outbox import GroupOutbox, Outbox, Post
+from outrider.runtime.serving.response_stream import (
+    EventDispatcher,
+    GroupResponseStream,
+    ResponseStream,
+)
 
 from tests.runtime.conftest import ENDS_AT_ONCE, EOS, VOCAB
 from tests.runtime.markov import Harness, spec
@@ -136,14 +140,14 @@ async def test_the_server_says_how_many_it_serves(start):
 
 
 def group_of(num, harness, **options):
-    """The outboxes of a group that a worker serves."""
-    post, has_events = Post(asyncio.get_running_loop()), asyncio.Event()
-    harness.worker.after_step(post.send)
-    outboxes = [
-        Outbox(post, 100, lambda: None, index=index, has_events=has_events, **options)
+    """The streams of a group that a worker serves."""
+    dispatcher, has_events = EventDispatcher(asyncio.get_running_loop()), asyncio.Event()
+    harness.worker.after_step(dispatcher.send)
+    streams = [
+        ResponseStream(dispatcher, 100, lambda: None, index=index, has_events=has_events, **options)
         for index in range(num)
     ]
-    return GroupOutbox(outboxes, has_events), [one.deliver for one in outboxes]
+    return GroupResponseStream(streams, has_events), [one.deliver for one in streams]
 
 
 async def test_completions_take_turns():

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from outrider import Client
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.opening import ServeOptions, open_serving
+from outrider.runtime.serving.factory import ServeOptions, load_model
 
 from tests.environments import Environments
 from tests.runtime.served import begin, server_of
@@ -173,7 +173,7 @@ async def test_openais_client_through_the_gateway(
         config=ServerConfig(default_gamma=4, lb_delay_s=0.0, drain_timeout_s=0.0),
         has_vllm_grpc=True,
     )
-    opened = open_serving(chat_bundle, options)
+    opened = load_model(chat_bundle, options)
     caplog.clear()
     server = server_of(opened, options=options)
     port = await begin(server, opened)

@@ -14,14 +14,14 @@ import grpc.aio
 import pytest
 from outrider.errors import decode_error
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.dialects import services_of
-from outrider.runtime.serving.intake import Intake
-from outrider.runtime.serving.ledger import Ledger
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.protocols import services_of
+from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.tokenizer import TokenizersCodec
-from outrider.runtime.serving.v1 import answers
+from outrider.runtime.serving.v1 import responses
 from outrider.runtime.serving.vllm import service
-from outrider.runtime.serving.watch.metrics import Metrics
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
@@ -33,14 +33,14 @@ SHAPE = SHAPES["qwen3"]
 
 
 async def test_health_is_whether_requests_are_taken(start):
-    intake = Intake(Ledger(Metrics(), clock=lambda: 0.0))
-    intake.note("measuring")
-    (engine,) = services_of(VLLM_GRPC, intake)
+    readiness = ServerState(RequestAccounting(Metrics(), clock=lambda: 0.0))
+    readiness.note("measuring")
+    (engine,) = services_of(VLLM_GRPC, readiness)
     told = vllm.HealthCheckResponse.FromString(await engine.health_check(b"", None))
     assert (told.healthy, told.message) == (False, "measuring")
     async with start(serve_options=VLLM_GRPC) as run, stub_of(run.address) as stub:
         assert (await stub.HealthCheck(vllm.HealthCheckRequest())).healthy
-        run.server.intake.frontend.close_admission()
+        run.server.readiness.handler.close_admission()
         assert not (await stub.HealthCheck(vllm.HealthCheckRequest())).healthy
         assert (await stub.GetServerInfo(vllm.GetServerInfoRequest())).is_paused
 
@@ -98,7 +98,7 @@ async def test_a_caller_who_does_not_read_the_files_is_cut_off(start, monkeypatc
     large, refused, refuse = (
         service.Archive(bytes(64 << 20), "hash"),
         asyncio.Event(),
-        answers.refuse,
+        responses.refuse,
     )
 
     async def noting(*arguments):
@@ -106,7 +106,7 @@ async def test_a_caller_who_does_not_read_the_files_is_cut_off(start, monkeypatc
         await refuse(*arguments)
 
     monkeypatch.setattr(service, "tokenizer_archive", lambda serving: large)
-    monkeypatch.setattr(answers, "refuse", noting)
+    monkeypatch.setattr(responses, "refuse", noting)
     async with (
         start(serve_options=VLLM_GRPC, stall_timeout_s=0.2) as run,
         stub_of(run.address) as stub,
@@ -178,4 +178,4 @@ def test_without_its_library_the_protocol_is_refused_by_name(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "smg_grpc_proto" else find(name)
     )
     with pytest.raises(ConfigError, match=r"pip install 'outrider-server\[vllm-grpc\]'"):
-        services_of(VLLM_GRPC, Intake(Ledger(Metrics(), clock=lambda: 0.0)))
+        services_of(VLLM_GRPC, ServerState(RequestAccounting(Metrics(), clock=lambda: 0.0)))

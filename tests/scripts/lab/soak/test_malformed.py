@@ -43,6 +43,6 @@ async def test_an_internal_error_on_the_wire_is_found(
 ):
     caplog.set_level("CRITICAL")
     async with start() as run:
-        monkeypatch.setattr(run.server.intake.frontend, "_texts", None)
+        monkeypatch.setattr(run.server.readiness.handler, "_texts", None)
         _, problems = await malformed.on_the_wire(run.address, 40, seed=5)
     assert any("INTERNAL" in problem for problem in problems)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.http.openai import kinds
+from outrider.runtime.serving.http.openai import json_types
 
 from tests.runtime.serving.chat.test_requests import HELLO, RENDERED, TOKENIZER, chat_server
 
@@ -131,7 +131,7 @@ def test_what_is_too_deep_to_be_passed_on_is_refused():
     for _ in range(sys.getrecursionlimit()):
         deep = [deep]
     with pytest.raises(RequestError, match="tools: must be less deep"):
-        kinds.json_text("tools", deep)
+        json_types.json_text("tools", deep)
 
 
 async def test_a_bundle_without_a_template_refuses_chats(start_http):

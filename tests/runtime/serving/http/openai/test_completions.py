@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from outrider.engines.base import FloatArray
-from outrider.runtime.serving.http.openai.spelling import Spelling
+from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
 from tests.conftest import write_tokenizer
@@ -251,7 +251,7 @@ async def test_a_bias_and_own_fields_reach_the_sampler(start_http):
 def test_tokens_that_are_no_whole_character_have_their_bytes(tmp_path):
     write_tokenizer(tmp_path)
     codec = TokenizersCodec(tmp_path / "tokenizer.json")
-    spelling, text = Spelling(codec), "Żółw"
+    spelling, text = TokenText(codec), "Żółw"
     tokens = codec.encode(text)
     assert bytes(byte for token in tokens for byte in spelling.bytes_of(token)) == text.encode()
     assert any("\ufffd" in spelling.text(token) for token in tokens)

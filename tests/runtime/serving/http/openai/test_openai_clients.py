@@ -17,8 +17,8 @@ from outrider.runtime.core.config import ServerConfig
 
 from tests.environments import Environments
 from tests.runtime.serving.chat.test_requests import TOKENIZER, chat_server
-from tests.runtime.serving.doors.papers import key_doors
 from tests.runtime.serving.http.client import Http
+from tests.runtime.serving.security.credentials import key_security
 from tests.runtime.serving.test_status import PATIENCE_S
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -60,10 +60,10 @@ async def told(command: list[str | Path], http: Http, key: str, **variables: str
 
 @pytest.fixture
 async def http(start_http, tmp_path: Path):
-    doors, keys = key_doors(tmp_path)
+    security, keys = key_security(tmp_path)
     async with start_http(
         **chat_server() | {"tokenizer": TOKENIZER.to_str().encode()},
-        doors=doors,
+        security=security,
         config=CONFIG,
         limits=replace(RequestLimits(), max_tokens=MOST_TOKENS),
         max_batch=2,

@@ -39,5 +39,5 @@ async def test_an_id_has_room_for_the_places_of_its_prompts(start_http, num_prom
         assert (taken.status, taken.headers["x-request-id"]) == (200, "x" * most)
         assert (refused.status, refused.error["param"]) == (400, "request_id")
         assert str(most) in refused.error["message"]
-        frontend = http.running.server.intake.frontend
-        assert frontend.num_streams == 0
+        handler = http.running.server.readiness.handler
+        assert handler.num_streams == 0

@@ -18,17 +18,17 @@ from outrider.runtime.core.events import (
 )
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.http.openai import whole
-from outrider.runtime.serving.http.openai.call import Head
+from outrider.runtime.serving.http.openai.call import ResponseHeader
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
-from outrider.runtime.serving.http.openai.shapes import chat_logprobs, completion_logprobs
-from outrider.runtime.serving.http.openai.spelling import Spelling
-from outrider.runtime.serving.outbox import Batch
+from outrider.runtime.serving.http.openai.response_json import chat_logprobs, completion_logprobs
+from outrider.runtime.serving.http.openai.token_text import TokenText
+from outrider.runtime.serving.response_stream import Batch
 
 from tests.runtime.conftest import LetterCodec
 from tests.runtime.markov import spec
 
 NUM_BATCHES, PER_BATCH = 50, 4
-SPELLING = Spelling(LetterCodec())
+SPELLING = TokenText(LetterCodec())
 REPORT = SpeculationStats(max_gamma=0).report(
     drafter="none", mode=None, lenience=1.0, off_reason=None
 )
@@ -74,7 +74,7 @@ async def test_log_probabilities_are_made_json_as_tokens_come(monkeypatch, is_ch
     asked = CompletionRequest(
         requests=(GenerateFields(num_samples=2),), is_chat=is_chat, has_logprobs=True
     )
-    head = Head(id="x", created_s=1, model="letters", spelling=SPELLING)
+    head = ResponseHeader(id="x", created_s=1, model="letters", spelling=SPELLING)
     sink = whole.WholeSink(asked, head, send, {})
     sink.begin(0, spec("x"))
     # A long prompt comes in pieces, before its first token; the other completion begins later.

@@ -20,7 +20,7 @@ import pytest
 from tests.environments import Environments
 from tests.runtime.conftest import ANY_LIMITS, ENDLESS_TOKENS, ENDS_AT_ONCE
 from tests.runtime.grammar.test_serving import TOKENIZER, draft_of, target_of
-from tests.runtime.serving.doors.papers import key_doors
+from tests.runtime.serving.security.credentials import key_security
 
 DRIVER = Path(__file__).with_name("browser.py")
 PLAYWRIGHT = "playwright==1.65.2"
@@ -171,8 +171,8 @@ async def test_tokens_that_the_form_forces_are_marked(start_http, browse):
 
 
 async def test_a_key_is_asked_for_and_used(start_http, browse, tmp_path):
-    doors, keys = key_doors(tmp_path)
-    async with start_http(doors=doors) as http:
+    security, keys = key_security(tmp_path)
+    async with start_http(security=security) as http:
         seen = await browse(http.port, wait_for("#key"), *fill(prompt="a"), *run_to("ended", "off"))
         assert seen["columns"]["off"]["error"].startswith("401 unauthenticated: ")
         assert seen["columns"]["on"]["state"] == "not run"
@@ -205,7 +205,7 @@ async def test_a_full_queue_is_told_in_the_servers_words(start_http, browse):
 
 async def test_a_server_that_is_stopping_says_so(start_http, browse):
     async with start_http() as http:
-        http.running.server.intake.frontend.close_admission()
+        http.running.server.readiness.handler.close_admission()
         seen = await browse(http.port, *fill(prompt="a"), *run_to("ended", "off"))
     assert seen["columns"]["off"]["error"].startswith("503 draining: ")
 
@@ -240,7 +240,7 @@ async def test_abort_ends_the_request_at_the_server(start_http, browse):
         ended = [click("#abort"), wait_for("#off[data-state=ended]"), wait_for("#abort:disabled")]
         seen = await browse(http.port, *endless, *begun, *ended)
         async with asyncio.timeout(20):
-            await http.running.server.intake.frontend.wait_idle()
+            await http.running.server.readiness.handler.wait_idle()
     assert seen["columns"]["off"]["error"] == "Aborted."
     assert seen["columns"]["on"]["state"] == "not run"
     assert seen["status"] == "Ended without both answers."

@@ -1,0 +1,196 @@
+"""What engines have computed of earlier texts, and how requests that begin alike are spared it.
+
+A prompt is kept as soon as it was fed, and the whole text when its request ends: all of it but the last token, whose
+keys were never computed. A prompt is looked up when its turn to be fed comes, so that one of several that arrive
+together is fed, and the others find it. Target and draft model have texts of their own (``runtime.prefix_cache.tree``),
+since a request may find the one and not the other; they share one budget.
+
+What is kept has the bits that feeding would give: of a text that was verified as a tree, only what stands before the
+first side branch. So answers are what they would have been:
+
+* Greedy and seed-stable answers depend on the target's logits alone, and where gamma is chosen, no more is promised.
+* Of other requests with a fixed gamma, answers depend on where each draft begins. Such a request finds no more than
+  leaves it its way to the first token, and the draft model reads its prompt as if nothing were kept.
+
+Not for beam searches, nor for models with an encoder, whose caches depend on the source too.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from outrider.engines.base import Engine, FloatArray
+from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.lifecycle import State
+from outrider.runtime.core.request import Request
+from outrider.runtime.prefix_cache.tree import PrefixTree
+
+logger = logging.getLogger(__name__)
+
+FEWEST = 16
+"""Tokens that are worth looking for: a call costs as much as about a dozen (``runtime.core.scheduler``)."""
+_COPIED_PER_FED = 16
+"""Copied tokens that a step counts as one that is fed, so that streams never wait longer than for a chunk.
+
+Of a 125M target they take a hundredth (256 tokens 28 ms, fed 3.6 s, on a busy machine); models have larger caches, too.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCounts:
+    """What the cache of prefixes did since the start.
+
+    Attributes:
+        num_queried: tokens of prompts that were looked for.
+        num_found: of them, those that were not computed again.
+        num_bytes: in use.
+        num_evicted: pieces of texts that others have replaced.
+    """
+
+    num_queried: int = 0
+    num_found: int = 0
+    num_bytes: int = 0
+    num_evicted: int = 0
+
+
+class Prefixes:
+    """Keeps and finds texts of one worker; for its thread.
+
+    Args:
+        engines: the target and, where there is one, the draft; each can read and write slots.
+        max_bytes: of all that is kept.
+        chunk: prompt tokens that a step feeds at most.
+    """
+
+    def __init__(self, engines: Sequence[Engine], max_bytes: int, chunk: int) -> None:
+        self._engines = engines
+        self._chunk = chunk
+        self._tree = PrefixTree(max_bytes)
+        # Looked up already, and not yet kept.
+        self._fed: dict[str, Request] = {}
+        self._num_queried = self._num_found = 0
+
+    @property
+    def counts(self) -> PrefixCounts:
+        """Figures since the start; callable from any thread."""
+        return PrefixCounts(
+            num_queried=self._num_queried,
+            num_found=self._num_found,
+            num_bytes=self._tree.num_bytes,
+            num_evicted=self._tree.num_evicted,
+        )
+
+    def prepare(self, live: Sequence[Request]) -> None:
+        """Keep prompts that were fed, and look for those that are about to be; ``live[i]`` holds slot i."""
+        for name, request in list(self._fed.items()):
+            if request.state is not State.PREFILLING:
+                del self._fed[name]
+                if request.state is State.DECODING:
+                    self.keep(request)
+        waiting = [one for one in live if one.state is State.PREFILLING and one.leader is None]
+        room = self._chunk
+        for request in sorted(waiting, key=lambda one: one.order):
+            if room <= 0:
+                return
+            if not request.num_computed:
+                # Again where it was not its turn after all: more may be kept by now.
+                self._reuse(request)
+                room -= request.num_cached // _COPIED_PER_FED
+            self._fed[request.spec.internal_id] = request
+            room -= request.num_known - request.num_computed
+
+    def keep_finished(self, requests: Sequence[Request]) -> None:
+        """Keep the texts of those that ended well; the caches of others may be lost."""
+        for request in requests:
+            if request.state is State.FINISHED:
+                self.keep(request)
+
+    def keep(self, request: Request) -> None:
+        """Keep what is computed of the text of a request that holds a slot and whose caches are sound."""
+        scope, slot = request.spec.cache_scope, request.slot
+        if not scope or slot is None or request.spec.beams is not None:
+            return
+        lengths = (min(request.num_computed, request.num_exact), request.draft_computed)
+        for index, (engine, length) in enumerate(zip(self._engines, lengths, strict=False)):
+            if length < FEWEST:
+                continue
+            text, read = request.tokens[:length], partial(engine.read_slot, slot)
+            try:
+                self._tree.insert((index, scope), text, read, engine.token_bytes)
+            except Exception:  # the engine's, or too little memory: nobody depends on it
+                logger.warning("a text could not be kept", exc_info=True)
+
+    def _reuse(self, request: Request) -> None:
+        """Give a row that was fed nothing what is kept of its prompt, where that is worth a copy."""
+        spec, num_prompt = request.spec, request.num_known
+        if not spec.cache_scope or spec.num_prompt_logprobs is not None:
+            return
+        if spec.internal_id not in self._fed:
+            self._num_queried += num_prompt
+        needs_way = _depends_on_drafts(request)
+        pieces, length = self._find(0, request)
+        if request.followers:
+            # They are given its slot behind the chunk that ends the prompt.
+            length = min(length, num_prompt - 2)
+        if needs_way or request.followers:
+            length = num_usable(length, num_prompt, self._chunk)
+        if self._write(0, request, pieces, length):
+            request.commit_cached(length)
+            self._num_found += length
+        is_drafted = len(self._engines) > 1 and request.gamma > 0 and not needs_way
+        if is_drafted and not request.draft_computed:
+            pieces, length = self._find(1, request)
+            if self._write(1, request, pieces, length):
+                request.commit_draft_cache(length)
+
+    def _find(self, index: int, request: Request) -> tuple[list[FloatArray], int]:
+        """Return what is kept of a prompt but its last token, which is fed so that there are logits; and its length."""
+        scope = (index, request.spec.cache_scope)
+        pieces = self._tree.find(scope, request.tokens[: request.num_known - 1])
+        return pieces, sum(piece.shape[-2] for piece in pieces)
+
+    def _write(
+        self, index: int, request: Request, pieces: Sequence[FloatArray], length: int
+    ) -> bool:
+        """Write the first tokens that were found to a row; False where they are too few, or the engine failed."""
+        slot, start = request.slot, 0
+        assert slot is not None
+        if length < FEWEST:
+            return False
+        try:
+            for values in pieces:
+                values = values[..., : length - start, :]
+                self._engines[index].write_slot(slot, start, values)
+                start += values.shape[-2]
+        except Exception:  # the row is fed from its beginning instead
+            logger.warning("a text that was kept could not be used", exc_info=True)
+            return False
+        return True
+
+
+def num_usable(length: int, num_prompt: int, chunk: int) -> int:
+    """Return how many of the tokens found leave a prompt its way to the first token of the answer.
+
+    That comes with the chunk that ends the prompt, without a draft, or from the next step, where one token is left
+    behind the chunks (``runtime.core.scheduler``).
+
+    Args:
+        length: tokens found, fewer than ``num_prompt``.
+        num_prompt: tokens of the prompt, two at least.
+        chunk: tokens of a chunk.
+    """
+    if chunk == 1 or num_prompt % chunk == 1:
+        return length - length % chunk
+    length = min(length, num_prompt - 2)
+    return length - int((num_prompt - length) % chunk == 1)
+
+
+def _depends_on_drafts(request: Request) -> bool:
+    """Return whether an answer that its seed and its request alone decide depends on where its drafts begin."""
+    spec, speculation = request.spec, request.speculation
+    if speculation.gamma == 0 or speculation.is_adaptive or spec.params.is_greedy:
+        return False
+    return spec.speculation.mode is not ExactnessMode.SEED_STABLE

@@ -1,0 +1,474 @@
+"""Opens a bundle for serving: the options in force, engines, sampler, worker and measured step costs."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from outrider.engines.base import BundleError
+from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.bundle.files import MANIFEST_FILE
+from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.engines.determinism import BitEquality
+from outrider.engines.device.rounds import do_nothing
+from outrider.engines.devices import CPU, CUDA, parse_device
+from outrider.engines.huge_pages import use_everywhere
+from outrider.engines.memory import machine_memory_bytes
+from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
+from outrider.engines.pair import Pair
+from outrider.engines.room import fit_memory
+from outrider.engines.sampling.base import Sampler
+from outrider.runtime.calibration.calibrate import calibrate
+from outrider.runtime.calibration.store import load_or_measure, table_name
+from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.params import GrammarKind
+from outrider.runtime.core.text import Decoder
+from outrider.runtime.drafters.registry import any_proposes_trees
+from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.grammar.compile import GrammarCompiler
+from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.library import INSTALL, is_installed
+from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.chat.encoder import ChatEncoder
+from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
+from outrider.runtime.serving.generation_defaults import (
+    NO_DEFAULTS,
+    RequestDefaults,
+    request_defaults,
+)
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.observability.options import WatchOptions
+from outrider.runtime.serving.security.options import SecurityOptions
+from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec, open_codec
+
+log = logging.getLogger(__name__)
+
+PRIVATE = "memory of its own: the bundle's files may change"
+MAPPED = "files, since memory for a copy is missing: they are watched, and a change ends serving"
+
+Stage = Callable[[str], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Where and how a process serves.
+
+    Attributes:
+        address: host and port, port 0 for a free one, or ``unix:PATH``.
+        port_file: written with the bound port once the server is ready; None for nowhere.
+        socket_path: of a Unix socket to listen on besides; None for none.
+        http_address: of OpenAI's protocol over HTTP, host and port; None for none.
+        http_port_file: written with the bound port of it once the server is ready; None for nowhere.
+        watch: what is told to operators.
+        security: who is let in.
+        audit_log: file that gets a line of each request; None for none.
+        costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
+            cache of the user's where that cannot be written.
+        isolates_engine: whether engines run in a process of their own.
+        refreshes_costs: whether step costs are measured even if they are known.
+        takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
+        leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
+        leaves_gamma: whether it chooses the default gamma.
+        trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
+        max_context: tokens of a slot at most; None for as many as memory holds, by the bundle's.
+        applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
+        has_kserve: whether the server speaks the Open Inference Protocol too.
+        has_vllm_grpc: whether it speaks vLLM's gRPC too.
+        stage: entered with the name of work that takes seconds, so that somebody can show it.
+    """
+
+    address: str = "127.0.0.1:50051"
+    port_file: Path | None = None
+    socket_path: Path | None = None
+    http_address: str | None = None
+    http_port_file: Path | None = None
+    watch: WatchOptions = field(default_factory=WatchOptions)
+    security: SecurityOptions = field(default_factory=SecurityOptions)
+    audit_log: Path | None = None
+    costs_folder: Path | None = None
+    isolates_engine: bool = False
+    refreshes_costs: bool = False
+    takes_unsettled_costs: bool = False
+    device: str = "cpu"
+    model_name: str | None = None
+    leaves_drafter: bool = False
+    leaves_gamma: bool = False
+    trusted_signers: tuple[bytes, ...] = ()
+    max_context: int | None = None
+    applies_generation_defaults: bool = False
+    has_kserve: bool = False
+    has_vllm_grpc: bool = False
+    stage: Stage = nullcontext
+    config: ServerConfig = field(default_factory=ServerConfig)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+
+    def name_of(self, root: Path) -> str:
+        """Return what a bundle's model is called.
+
+        Raises:
+            ConfigError: no message can have that name.
+        """
+        name = self.model_name or root.resolve().name
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("model_name", "must be UTF-8") from None
+        return name
+
+
+def load_model(
+    root: Path, options: ServeOptions, on_beat: Callable[[], None] = do_nothing
+) -> LoadedModel:
+    """Return engines, sampler and worker of a bundle, not yet started.
+
+    Args:
+        root: folder of the bundle.
+        options: to serve with.
+        on_beat: as of ``Worker``.
+
+    Raises:
+        BundleError: the bundle does not fit its manifest.
+        ConfigError: a setting cannot be used.
+    """
+    bundle = load_bundle(root, options.trusted_signers)
+    if bundle.signer:
+        log.info("the bundle is signed by %s", bundle.signer)
+    options = _decided(bundle, options)
+    config = options.config
+    bundle = _with_room(bundle, options)
+    manifest, max_batch = bundle.manifest, min(config.max_running, bundle.manifest.max_batch)
+    codec = open_codec(bundle)
+    chats = _open_chats(bundle, codec)
+    costs = None
+    if config.default_gamma is None and manifest.max_gamma > 0:
+        costs = bundle_costs(bundle, options, None, codec, max_batch)
+    pair = open_engines(bundle, options, max_batch)
+    log.info("sampling %s", pair.place)
+    config = _with_prefix_cache(config, pair)
+    bit_equality, line = judge_bits(bundle, pair)
+    if line:
+        level = logging.WARNING if bit_equality is BitEquality.WITHDRAWN else logging.INFO
+        log.log(level, "%s", line)
+    if accepted := manifest.accepted_words():
+        log.warning("%s", accepted)
+    is_mapped = bundle.is_mapped()
+    if is_mapped:
+        log.warning("serving from %s", MAPPED)
+    else:
+        log.info("serving from %s", PRIVATE)
+    forms, no_constraints = open_forms(manifest, codec)
+    worker = Worker(
+        target=pair.target,
+        draft=pair.draft,
+        sampler=pair.sampler,
+        rounds=pair.rounds,
+        config=config,
+        max_gamma=manifest.max_gamma,
+        decoder=codec,
+        costs=costs,
+        on_beat=on_beat,
+        forms=forms,
+    )
+    model = ServedModel(
+        name=options.name_of(root),
+        vocab_size=manifest.target.vocab_size,
+        max_context=manifest.max_context,
+        max_gamma=manifest.max_gamma,
+        eos_token_ids=manifest.eos_token_ids,
+        drafters=(*worker.drafter_names, AUTO),
+        guessers=worker.guesser_names,
+        can_adapt=costs is not None,
+        max_beams=worker.max_beams,
+        constraints=() if forms is None else tuple(GrammarKind),
+        no_constraints=no_constraints,
+        chat_templates=() if chats is None else chats.names,
+        **_of_sources(manifest, codec),
+    )
+    asked = read_generation_defaults(bundle)
+    limits, defaults = _with_generation_defaults(options, manifest, model, asked)
+    return LoadedModel(
+        worker=worker,
+        codec=codec,
+        model=model,
+        config=config,
+        limits=limits,
+        defaults=defaults,
+        certificate=manifest.certificate,
+        bit_equality=bit_equality,
+        weights_are_private=not is_mapped,
+        mapped=bundle if is_mapped else None,
+        close=pair.close,
+        grammars=grammar_compiler(model, codec, forms),
+        chats=chats,
+        generation_defaults=asked,
+    )
+
+
+def _with_room(bundle: Bundle, options: ServeOptions) -> Bundle:
+    """Return the bundle with the slots and the context that this machine holds; say which."""
+    asked, most = options.max_context, bundle.manifest.max_context
+    if asked is not None and not 2 <= asked <= most:
+        raise ConfigError("max_context", f"must be in [2, {most}], the bundle's")
+    on_host = parse_or_choose(options.device, bundle).kind == CPU
+    bundle, words = fit_memory(
+        bundle,
+        max_running=options.config.max_running,
+        max_context=asked,
+        prefix_bytes=options.config.prefix_cache_bytes,
+        memory_bytes=machine_memory_bytes() if on_host else None,
+    )
+    log.info("%s", words)
+    return bundle
+
+
+def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
+    """Return the settings without a cache of prefixes where these engines can have none; say what it holds."""
+    if not config.prefix_cache_bytes:
+        return config
+    engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
+    if pair.target.limits.max_source or pair.rounds or not all(one.token_bytes for one in engines):
+        where = "with an encoder" if pair.target.limits.max_source else "on this device"
+        log.info("no prefix cache: there is none for models %s", where)
+        return replace(config, prefix_cache_bytes=0)
+    token_bytes = sum(one.token_bytes for one in engines)
+    log.info(
+        "prefix cache: %.0f MiB at most, %d tokens of target and draft; --prefix-cache-bytes 0 for none",
+        config.prefix_cache_bytes / 2**20,
+        config.prefix_cache_bytes // token_bytes,
+    )
+    return config
+
+
+def open_forms(manifest: Manifest, codec: TokenizersCodec) -> tuple[GrammarForms | None, str]:
+    """Return what makes forms of answers, or None and the rule that requests for one break."""
+    if not is_installed():
+        return None, INSTALL
+    if not manifest.eos_token_ids:
+        return None, "needs a model with an end token"
+    vocab_size = manifest.target.vocab_size
+    try:
+        return GrammarForms(codec.source, vocab_size, manifest.eos_token_ids), ""
+    except ValueError as error:
+        log.warning("no forms of answers are served: %s", error)
+        return None, "needs a tokenizer that llguidance can read"
+
+
+def grammar_compiler(
+    model: ServedModel, codec: TokenizersCodec, forms: GrammarForms | None = None
+) -> GrammarCompiler | None:
+    """Return what tries grammars of requests; None where no forms are served. ``forms`` are this process's."""
+    if not model.constraints:
+        return None
+    return GrammarCompiler(codec.source, model.vocab_size, model.eos_token_ids, forms=forms)
+
+
+def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
+    """Return what renders conversations; None where a bundle has no template, or its model an encoder."""
+    files = None if bundle.manifest.text2text is not None else read_chat(bundle)
+    return None if files is None else ChatEncoder(files, codec)
+
+
+def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
+    """Return what ``ServedModel`` says of prompts, and tell what memory sources take."""
+    entry, facts = manifest.target.source, manifest.text2text
+    if entry is None or facts is None or not isinstance(codec, EncoderDecoderCodec):
+        return {"max_token_bytes": codec.max_token_bytes}
+    models = [one for one in (manifest.target, manifest.draft) if one is not None]
+    token_bytes = sum(source_bytes(one) for one in models)
+    log.info(
+        "sources: %d tokens at most, %d bytes per slot and token in float32: %.1f MiB per slot",
+        entry.max_source,
+        token_bytes,
+        entry.max_source * token_bytes / 2**20,
+    )
+    return {
+        "max_token_bytes": codec.sources.max_token_bytes,
+        "max_source": entry.max_source,
+        "source_vocab_size": entry.vocab_size,
+        "shares_vocabulary": facts.shares_vocabulary,
+        "banned_token_ids": facts.banned_token_ids,
+    }
+
+
+def source_bytes(entry: ModelEntry) -> int:
+    """Return the bytes that a token of a source takes in a slot: keys and values of each layer, in float32."""
+    source = entry.source
+    return 0 if source is None else 8 * entry.num_layers * source.num_heads * source.head_size
+
+
+def _with_generation_defaults(
+    options: ServeOptions, manifest: Manifest, model: ServedModel, asked: Mapping[str, object]
+) -> tuple[RequestLimits, RequestDefaults]:
+    """Return limits and defaults of requests, as the options want them; ``asked`` is what the checkpoint asks for."""
+    limits, facts = options.limits, manifest.text2text
+    if not options.applies_generation_defaults:
+        return limits, NO_DEFAULTS
+    num_prefix = 1 if facts is None else len(facts.decoder_prefix)
+    defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
+    log.info("%s", line)
+    if defaults.max_tokens is not None:
+        limits = replace(limits, default_max_tokens=defaults.max_tokens)
+    return limits, defaults
+
+
+def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
+    """Return the options with a device, and with the bundle's defaults where the operator set none.
+
+    Raises:
+        BundleError: a default of the bundle is out of range.
+        ConfigError: there are no generation defaults to apply.
+    """
+    is_bare = bundle.manifest.text2text is None and not read_generation_defaults(bundle)
+    if options.applies_generation_defaults and is_bare:
+        rule = "the bundle has none; export it again if its checkpoint has a generation_config.json that asks for some"
+        raise ConfigError("generation_defaults", rule)
+    try:
+        config, line = with_bundle_defaults(
+            options.config,
+            bundle.manifest.serving,
+            leaves_drafter=options.leaves_drafter,
+            leaves_gamma=options.leaves_gamma,
+        )
+    except ConfigError as error:
+        raise BundleError(f"{MANIFEST_FILE}: serving: {error}") from error
+    if line is not None:
+        log.info("serving with %s", line)
+    choice = choose_device(options.device, bundle)
+    log.info("serving on %s: %s", choice.device, choice.reason)
+    return replace(options, device=str(choice.device), config=config)
+
+
+def with_bundle_defaults(
+    config: ServerConfig,
+    defaults: ServingDefaults | None,
+    *,
+    leaves_drafter: bool,
+    leaves_gamma: bool,
+) -> tuple[ServerConfig, str | None]:
+    """Return the settings to serve with, and a line that names those of the bundle; None where there are none.
+
+    A gamma was found for its drafter, so it is taken only with that drafter.
+    ``leaves_drafter`` and ``leaves_gamma`` say what the bundle may choose.
+
+    Raises:
+        ConfigError: a default of the bundle is out of range.
+    """
+    taken = []
+    if defaults is not None and leaves_drafter:
+        config = replace(config, default_drafter=defaults.drafter)
+        taken.append(f"drafter {defaults.drafter}")
+    if defaults is None or config.default_drafter != defaults.drafter:
+        return config, None
+    if leaves_gamma:
+        config = replace(config, default_gamma=defaults.gamma)
+        taken.append(f"gamma {'auto' if defaults.gamma is None else defaults.gamma}")
+    # The window is the target's with lookahead, else the draft model's.
+    window = "window" if "lookahead" in defaults.drafter else "draft_window"
+    for name in ("phrase_length", "num_phrases", "window"):
+        if (value := getattr(defaults, name)) is not None:
+            setting = {window if name == "window" else name: value}
+            config = replace(config, drafting=replace(config.drafting, **setting))
+            taken.append(f"{name} {value}")
+    line = f"{', '.join(taken)}: the bundle's serving defaults ({defaults.source})"
+    return config, line if taken else None
+
+
+def bundle_costs(
+    bundle: Bundle,
+    options: ServeOptions,
+    sampler: Sampler | None,
+    decoder: Decoder,
+    max_batch: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostTable:
+    """Return what steps of a bundle cost here: the kept table, or one measured on engines of their own.
+
+    Engines are timed with their logits copied to the host, also where rounds stay on the device. Without a sampler, the
+    pair's own is timed.
+    """
+    manifest, root = bundle.manifest, bundle.root.resolve()
+    folders = [options.costs_folder]
+    if options.costs_folder is None:
+        folders = [root.with_name(f"{root.name}.costs"), Path.home() / ".cache" / "outrider"]
+
+    def measure() -> CostTable:
+        with (
+            options.stage("measuring what steps cost on this machine"),
+            closing(open_engines(bundle, options, max_batch)) as pair,
+        ):
+            return calibrate(
+                target=pair.target,
+                draft=pair.draft,
+                sampler=sampler or pair.sampler,
+                decoder=decoder,
+                max_gamma=manifest.max_gamma,
+                clock=clock,
+            )
+
+    name = table_name(
+        files=[entry.sha256 for entry in manifest.files.values()],
+        device=_place_name(options),
+        num_threads=options.config.num_threads,
+        max_batch=max_batch,
+    )
+    paths = [folder / name for folder in folders if folder is not None]
+    return load_or_measure(
+        paths,
+        measure,
+        is_refreshed=options.refreshes_costs,
+        takes_unsettled=options.takes_unsettled_costs,
+    )
+
+
+def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
+    """Return target, draft and sampler of a bundle, with trees where a drafter proposes them."""
+    return open_pair(
+        bundle,
+        device=options.device,
+        sampler=options.config.sampler,
+        num_threads=options.config.num_threads,
+        max_batch=max_batch,
+        with_trees=_wants_trees(options),
+        provider_options=dict(options.config.provider_options),
+    )
+
+
+def _wants_trees(options: ServeOptions) -> bool:
+    """Return whether trees are to be verified.
+
+    On ONNX Runtime's CUDA provider their graphs hold the weights once more, so only the server's own drafter
+    counts.
+    """
+    device = parse_device(options.device)
+    if device is None or device.kind != CUDA:
+        return any_proposes_trees()
+    return any_proposes_trees(re.split("[+/:]", options.config.default_drafter))
+
+
+def settle_loaded() -> None:
+    """Take all loaded objects out of garbage collection, and move them to huge pages where there are any.
+
+    Libraries bring some hundred thousand objects; looking through them took an eighth of the host's time.
+    """
+    gc.collect()
+    gc.freeze()
+    use_everywhere()
+
+
+def _place_name(options: ServeOptions) -> str:
+    """Return the device and its settings, on which costs depend beside the bundle."""
+    config = options.config
+    settings = [f"{key}={value}" for key, value in sorted(config.provider_options)]
+    sampler = ["sampler"] if config.sampler == "device" else []
+    return "-".join([options.device, *sampler, *settings])

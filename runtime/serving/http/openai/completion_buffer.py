@@ -1,0 +1,80 @@
+"""What has come of one completion of a whole answer.
+
+Log-probabilities are made JSON as tokens come: a long answer's together would take the event loop a second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider.runtime.core.events import Finished, StepTrace
+from outrider.runtime.serving.http.openai.response_json import (
+    Tokens,
+    chat_logprobs,
+    completion_logprobs,
+)
+from outrider.runtime.serving.http.openai.token_text import TokenText
+from outrider.runtime.serving.http.responses import json_text
+
+
+class Logprobs:
+    """Log-probabilities as JSON, of a completion or of the prompt that it begins with.
+
+    Args:
+        spelling: of the tokens.
+        is_chat: which of OpenAI's shapes they have.
+    """
+
+    def __init__(self, spelling: TokenText, *, is_chat: bool) -> None:
+        self._spelling = spelling
+        self._is_chat = is_chat
+        self._text_offset = 0
+        # By name: the elements of a list, some in each text.
+        self._lists: dict[str, list[str]] = {}
+        self.add(())
+
+    def add(self, tokens: Tokens) -> None:
+        """Add what has come."""
+        if self._is_chat:
+            found = {"content": chat_logprobs(tokens, self._spelling)["content"]}
+        else:
+            found, self._text_offset = completion_logprobs(
+                tokens, self._spelling, self._text_offset
+            )
+        for name, values in found.items():
+            texts = self._lists.setdefault(name, [])
+            if values:
+                texts.append(json_text(values)[1:-1])
+
+    def copy(self) -> Logprobs:
+        """Return another one that begins with what this one has."""
+        copied = Logprobs(self._spelling, is_chat=self._is_chat)
+        copied._text_offset = self._text_offset
+        copied._lists = {name: [*texts] for name, texts in self._lists.items()}
+        return copied
+
+    def json(self) -> str:
+        """Return the object of all that was added."""
+        lists = [f'"{name}":[{",".join(texts)}]' for name, texts in self._lists.items()]
+        if self._is_chat:
+            lists.append('"refusal":null')
+        return f"{{{','.join(lists)}}}"
+
+
+@dataclass(slots=True)
+class CompletionBuffer:
+    """One completion; of what is not asked for, nothing.
+
+    Attributes:
+        texts: whose joined text is the completion's.
+        provenance: where its tokens came from, as JSON values.
+        logprobs: None where no token has come.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    provenance: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[StepTrace] = field(default_factory=list)
+    logprobs: Logprobs | None = None
+    end: Finished | None = None

@@ -1,0 +1,121 @@
+"""Parts of answers as JSON values: log-probabilities in both of OpenAI's shapes, passes of the target, ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.engines.sampling.base import TokenLogprobs
+from outrider.runtime.core.events import (
+    EmittedToken,
+    Finished,
+    FinishReason,
+    PromptToken,
+    StepTrace,
+)
+from outrider.runtime.serving.http.openai.token_text import TokenText
+
+REASONS = {
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.STOP_STRING: "stop",
+    FinishReason.LENGTH: "length",
+}
+_LEAST = -9999.0
+"""JSON has no infinity; vLLM's value for what cannot occur."""
+
+Tokens = Sequence[EmittedToken | PromptToken]
+
+
+def completion_logprobs(tokens: Tokens, spelling: TokenText, offset: int) -> tuple[Any, int]:
+    """Return the log-probabilities of a completion's tokens, and where the next token's text begins.
+
+    The token itself is among the likeliest, with the same number, so that it can be seen whether it is the first of
+    them. Of several with one text, the likeliest counts.
+    """
+    texts = [spelling.text(one.token) for one in tokens]
+    offsets = []
+    for text in texts:
+        offsets.append(offset)
+        offset += len(text)
+    found = {
+        "tokens": texts,
+        "token_logprobs": [_own(one.logprobs) for one in tokens],
+        "top_logprobs": [_top(one.token, one.logprobs, spelling) for one in tokens],
+        "text_offset": offsets,
+    }
+    return found, offset
+
+
+def chat_logprobs(tokens: Tokens, spelling: TokenText) -> dict[str, Any]:
+    """Return the log-probabilities of a message's tokens."""
+    content = []
+    for one in tokens:
+        if (logprobs := one.logprobs) is None:
+            continue
+        entry = _entry(one.token, logprobs.logprob, spelling)
+        entry["top_logprobs"] = [_entry(i, value, spelling) for i, value in logprobs.top]
+        content.append(entry)
+    return {"content": content, "refusal": None}
+
+
+def steps_of(steps: Sequence[StepTrace], spelling: TokenText) -> list[dict[str, Any]]:
+    """Return passes of the target: what was drafted, and how it was judged."""
+    text = spelling.text
+    return [
+        {
+            "gamma": len(step.draft_tokens),
+            "drafted_text": [text(token) for token in step.draft_tokens],
+            "num_accepted": step.num_accepted,
+            "next_text": "" if step.next_token is None else text(step.next_token),
+            "forced_text": [text(token) for token in step.forced],
+            "is_prompt": step.is_prompt,
+        }
+        for step in steps
+    ]
+
+
+def provenance_of(tokens: Sequence[EmittedToken]) -> list[dict[str, Any]]:
+    """Return where tokens came from."""
+    return [{"id": one.token, "provenance": one.provenance} for one in tokens]
+
+
+def report_of(end: Finished, seed: int) -> dict[str, Any]:
+    """Return a completion's figures; names as in ``outrider.v1.SpeculationReport``."""
+    report = end.report
+    return {
+        "seed": seed,
+        "drafter": report.drafter,
+        "mode": report.mode,
+        "is_on": report.is_on,
+        "off_reason": report.off_reason,
+        "num_steps": report.num_steps,
+        "num_drafted": report.num_drafted,
+        "num_accepted": report.num_accepted,
+        "num_forced": report.num_forced,
+        "alpha_hat": report.alpha_hat,
+        "draft_utilization": report.draft_utilization,
+        "tokens_per_step": report.tokens_per_step,
+    }
+
+
+def _own(logprobs: TokenLogprobs | None) -> float | None:
+    return None if logprobs is None else max(logprobs.logprob, _LEAST)
+
+
+def _top(
+    token: int, logprobs: TokenLogprobs | None, spelling: TokenText
+) -> dict[str, float] | None:
+    if logprobs is None:
+        return None
+    found: dict[str, float] = {}
+    for index, value in (*logprobs.top, (token, logprobs.logprob)):
+        found.setdefault(spelling.text(index), max(value, _LEAST))
+    return found
+
+
+def _entry(token: int, logprob: float, spelling: TokenText) -> dict[str, Any]:
+    return {
+        "token": spelling.text(token),
+        "logprob": max(logprob, _LEAST),
+        "bytes": spelling.bytes_of(token),
+    }

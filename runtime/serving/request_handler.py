@@ -1,0 +1,355 @@
+"""Handles the requests of all protocols: admits a request, queues it, streams its answer.
+
+Every protocol brings a ``Call`` for each of its requests: a parser in front, a sink behind. Validation,
+limits, tenants, metrics, the drain and the one end of every request are here; no protocol touches the worker. What a
+protocol answers where a ``ServingError`` is raised is a table of its own (``runtime.serving.status`` is gRPC's).
+Clean-up is in ``finally`` only, since a disconnect may raise any exception of the transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from outrider.runtime.core import errors
+from outrider.runtime.core.checks.fields import Admission, GenerateFields
+from outrider.runtime.core.checks.options import check_abort_ids
+from outrider.runtime.core.checks.validate import build_spec, check_fields
+from outrider.runtime.core.drafting import scope_of
+from outrider.runtime.core.events import Failed, Finished, FinishReason
+from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.tenant import Claim
+from outrider.runtime.grammar.compile_queue import GrammarCompileQueue
+from outrider.runtime.serving.accounting import ClientIdentity, RequestAccounting, RequestRecord
+from outrider.runtime.serving.encoding import RequestEncoder
+from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.observability.metrics import StreamCounts
+from outrider.runtime.serving.response_stream import (
+    Batch,
+    EventDispatcher,
+    GroupResponseStream,
+    ResponseStream,
+)
+from outrider.runtime.serving.status import code_of
+from outrider.runtime.serving.tokenization import TokenizationQueue
+
+# Seconds past a deadline that the worker gets to end a request itself, between two steps.
+LATE_S = 1.0
+
+
+class Call(Protocol):
+    """One request of a protocol."""
+
+    def caller(self) -> ClientIdentity:
+        """Return who asks; called before ``fields``.
+
+        Raises:
+            ServingError: nobody can be told.
+        """
+        ...
+
+    def fields(self) -> GenerateFields:
+        """Return what is asked for; called once, where the server takes requests.
+
+        Raises:
+            ServingError: the request says nothing that could be asked.
+        """
+        ...
+
+    def begin(self, spec: RequestSpec) -> None:
+        """Note that the request is in the queue, as ``spec``; called once, before ``write``.
+
+        Of several completions it is the first's; the seeds of the others are ``core.params.sample_seed``.
+        """
+        ...
+
+    async def write(self, batch: Batch) -> None:
+        """Send what was answered, as one message; the last batch of each completion has a ``Finished`` end.
+
+        ``complete`` raises failures instead: where one completion fails, all end.
+        """
+        ...
+
+
+class _Live(NamedTuple):
+    """A request that has not ended, as the worker has it, one per completion, and where its events go."""
+
+    samples: Sequence[RequestSpec]
+    stream: ResponseStream | GroupResponseStream
+    submitted_s: float
+
+
+class RequestHandler:
+    """Takes requests for one served model, on the event loop; each has an record in ``accounting``."""
+
+    def __init__(self, serving: LoadedModel, accounting: RequestAccounting) -> None:
+        self._serving = serving
+        self._accounting = accounting
+        # By tenant and the caller's id, while the request is live.
+        self._live: dict[tuple[str, str], _Live] = {}
+        self._has_failed = False
+        self._is_draining = False
+        self._has_changed_model = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._num_cut = 0
+        self._texts = TokenizationQueue(
+            max_queued=serving.config.max_queued,
+            max_queued_tokens=serving.config.max_queued_tokens,
+            retry_after_s=serving.config.retry_after_s,
+        )
+        self._encoder = RequestEncoder(
+            serving.codec,
+            self._texts,
+            serving.chats,
+            serving.model,
+            serving.limits.max_prompt_bytes,
+        )
+        self._grammars = GrammarCompileQueue(serving.grammars, serving.config.retry_after_s)
+        self._dispatcher = EventDispatcher(asyncio.get_running_loop())
+        serving.worker.after_step(self._dispatcher.send)
+
+    def close_admission(self) -> None:
+        """Answer new requests with DRAINING from now on; the other methods still work."""
+        self._is_draining = True
+
+    def check_open(self) -> None:
+        """Refuse where no request is taken now.
+
+        Raises:
+            ServingError: says why.
+        """
+        if self._has_changed_model:
+            raise errors.ModelChanged
+        if self._is_draining:
+            raise errors.Draining
+        if self._has_failed:
+            raise errors.EngineRestart
+
+    def end_overdue(self) -> None:
+        """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
+        worker, config = self._serving.worker, self._serving.config
+        now_s = self._serving.clock() - LATE_S
+        for live in self._live.values():
+            spec, waited_s = live.samples[0], now_s - live.submitted_s
+            if spec.deadline_s is not None and now_s >= spec.deadline_s:
+                live.stream.cut(errors.DeadlineExceeded(live.stream.num_tokens))
+            elif waited_s > config.queue_timeout_s and worker.is_queued(spec.internal_id):
+                live.stream.cut(errors.QueueTimeout(waited_s))
+
+    def fail(self) -> None:
+        """End all streams, and refuse new ones: the worker is gone."""
+        self._has_failed = True
+        for live in self._live.values():
+            live.stream.cut(errors.EngineRestart(live.stream.num_tokens))
+
+    def refuse_changed_model(self) -> None:
+        """Answer new requests with MODEL_INTEGRITY from now on."""
+        self._has_changed_model = True
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused for good."""
+        return self._is_draining
+
+    @property
+    def num_streams(self) -> int:
+        """Number of streams that have not ended."""
+        return len(self._live)
+
+    @property
+    def num_cut(self) -> int:
+        """Number of streams that the end of a drain cut short."""
+        return self._num_cut
+
+    async def wait_idle(self) -> None:
+        """Return once no stream is open."""
+        await self._idle.wait()
+
+    async def complete(self, call: Call) -> None:
+        """Answer one request, to its end.
+
+        Raises:
+            ServingError: it was refused, it failed, or the caller read too slowly.
+        """
+        record = self._accounting.open()
+        try:
+            spec, lead = await self._admit(call, record)
+            live = self._submit(spec, lead)
+            record.admitted(spec)
+        except errors.ServingError as error:
+            record.refused(error)
+            raise
+        except asyncio.CancelledError:
+            record.refused(errors.Cancelled("client"))
+            raise
+        except Exception:  # a bug: whoever answers gives it an id
+            record.refused(errors.InternalError(""))
+            raise
+        finally:
+            record.arrived()
+        code, reason = "CANCELLED", "CLIENT_CANCELLED"
+        try:
+            call.begin(spec)
+            finish = await self._stream(call, live, record)
+            code, reason = "OK", finish.value
+        except errors.ServingError as error:
+            code, reason = code_of(error).name, error.reason
+            raise
+        finally:
+            if not live.stream.is_ended:
+                self._cancel(live, errors.Cancelled("client"))
+                # Those that an interval keeps back were made, too.
+                self._dispatcher.collect()
+            self._forget(spec)
+            record.made(live.stream.num_tokens)
+            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
+            self._num_cut += self._is_draining and is_cut
+            record.ended(code, reason)
+
+    def encoder_for(self, method: str, caller: ClientIdentity) -> RequestEncoder:
+        """Return who tokenises texts of a call that is no request; the call takes of its tenant's share.
+
+        Raises:
+            QuotaExceeded: the tenant has used up what it may.
+        """
+        self._accounting.begin_call(method, caller)
+        return self._encoder.of(caller.tenant)
+
+    def abort(self, request_ids: Sequence[str], tenant: str) -> list[str]:
+        """End a tenant's live requests by the caller's ids; return those that were live.
+
+        Raises:
+            RequestError: too many ids, none, or impossible ones.
+        """
+        check_abort_ids(request_ids, self._serving.limits.max_abort_ids)
+        aborted = [one for one in dict.fromkeys(request_ids) if (tenant, one) in self._live]
+        for request_id in aborted:
+            self._cancel(self._live[tenant, request_id], errors.Cancelled("abort"))
+        return aborted
+
+    def _cancel(self, live: _Live, error: errors.Cancelled) -> None:
+        for spec in live.samples:
+            self._serving.worker.cancel(spec.internal_id, error)
+
+    async def _admit(self, call: Call, record: RequestRecord) -> tuple[RequestSpec, str]:
+        """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
+        serving = self._serving
+        caller = call.caller()
+        record.called_by(caller)
+        self.check_open()
+        fields = call.fields()
+        check_fields(fields, serving.limits, serving.model)
+        record.begin(fields)
+        budget_s = serving.limits.max_request_s
+        if caller.remaining_s is not None:
+            budget_s = min(budget_s, caller.remaining_s)
+        deadline_s = serving.clock() + budget_s
+        if fields.tokens is None:
+            # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
+            num_ahead, num_tokens = self._texts.prompts_of(caller.tenant)
+            claim = Claim(
+                tenant=caller.tenant,
+                priority=fields.priority,
+                deadline_s=deadline_s,
+                rules=caller.rules,
+            )
+            serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead, claim)
+        if fields.grammar is not None:
+            await self._grammars.prepare(fields.grammar)
+        encoder = self._encoder.of(caller.tenant)
+        prefix = encoder.decoder_prefix(fields)
+        fields = await encoder.with_reference(fields)
+        internal_id = uuid.uuid4().hex
+        prompt = await encoder.prompt(fields)
+        words = fields.bad_words
+        admission = Admission(
+            internal_id=internal_id,
+            request_id=fields.request_id or internal_id,
+            prompt_tokens=prompt if prefix is None else prefix,
+            source_tokens=() if prefix is None else prompt,
+            answer_prefix=await encoder.answer_prefix(fields),
+            bad_words=await encoder.bad_words(words) if words else serving.defaults.bad_words,
+            seed=secrets.randbits(63) if fields.seed is None else fields.seed,
+            deadline_s=deadline_s,
+            tenant=caller.tenant,
+            is_known=caller.is_known,
+            rules=caller.rules,
+            cache_scope=scope_of(
+                serving.config.prefix_cache_scope, caller.tenant if caller.is_known else None
+            ),
+        )
+        spec = build_spec(fields, admission, serving.limits, serving.model)
+        return spec, await encoder.echo(fields, prompt) if spec.echoes_prompt else ""
+
+    def _submit(self, spec: RequestSpec, lead: str) -> _Live:
+        """Queue a request and register the caller's id; both happen or neither."""
+        if (spec.tenant, spec.request_id) in self._live:
+            raise errors.DuplicateRequestId
+        # Since it was admitted, its texts were on their way.
+        self.check_open()
+        samples, has_events = spec.samples(), asyncio.Event()
+        streams = [self._outbox(sample, has_events, lead) for sample in samples]
+        self._serving.worker.submit_group(samples, [one.deliver for one in streams])
+        stream = streams[0] if len(streams) == 1 else GroupResponseStream(streams, has_events)
+        live = _Live(samples, stream, self._serving.clock())
+        self._live[spec.tenant, spec.request_id] = live
+        self._idle.clear()
+        return live
+
+    def _outbox(self, spec: RequestSpec, has_events: asyncio.Event, lead: str) -> ResponseStream:
+        worker, config = self._serving.worker, self._serving.config
+        return ResponseStream(
+            self._dispatcher,
+            config.max_unsent_chunks,
+            lambda: worker.cancel(spec.internal_id, errors.SlowConsumer()),
+            interval_s=config.message_interval_s,
+            index=spec.sample,
+            has_events=has_events,
+            lead=lead,
+        )
+
+    async def _stream(self, call: Call, live: _Live, record: RequestRecord) -> FinishReason:
+        """Hand batches to a call until its request ends; return the reason of the completion that ends last.
+
+        Raises:
+            ServingError: the request failed, or the caller read too slowly.
+        """
+        # One timeout for all messages costs a third of one for each.
+        try:
+            async with asyncio.timeout(None) as stall:
+                return await self._write(call, live, record, stall)
+        except TimeoutError as error:
+            raise errors.SlowConsumer from error
+
+    async def _write(
+        self, call: Call, live: _Live, record: RequestRecord, stall: asyncio.Timeout
+    ) -> FinishReason:
+        loop, stall_s = asyncio.get_running_loop(), self._serving.config.stall_timeout_s
+        stream, num_open = live.stream, len(live.samples)
+        count = StreamCounts(self._accounting.metrics, self._serving.clock, num_open).count
+        while True:
+            batch = await stream.take()
+            end = batch.end
+            record.emitted(batch)
+            if batch.tokens or not isinstance(end, Failed):
+                # Counted while the message is on its way.
+                loop.call_soon(count, batch)
+                for part in batch.parts() if batch.prompt else (batch,):
+                    stall.reschedule(loop.time() + stall_s)
+                    await call.write(part)
+                stall.reschedule(None)
+            if isinstance(end, Failed):
+                raise end.error
+            if isinstance(end, Finished):
+                num_open -= 1
+                if num_open == 0:
+                    return end.reason
+
+    def _forget(self, spec: RequestSpec) -> None:
+        del self._live[spec.tenant, spec.request_id]
+        if not self._live:
+            self._idle.set()
