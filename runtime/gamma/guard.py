@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Reasoned, not tuned; held by test_never_slower.py on a virtual clock, judged in docs/measurements.md.
+# Reasoned, not tuned; held by test_bounded_loss.py on a virtual clock, judged in docs/measurements.md.
 LOST_SHARE = 0.005  # of the time served, that drafts may lose: the bound that the documents state
 FIRST_STEPS = 16.0  # plain steps: the budget of a load that is new
 MOST_STEPS = 64.0  # plain steps: the budget at most, however much drafts gain

@@ -92,21 +92,24 @@ def test_greedy_answers_are_those_of_transformers(
     print(f"{name}: {num_prompts} x {num_tokens} tokens, {num_ties} ties within {bound:.2g}")
 
 
+@pytest.mark.parametrize("most", [1, 8])
 @in_every_kind
 def test_drafts_and_neighbours_change_no_token(
-    bundle_of: Bundles, prompts: Sequence[str], name: str, weights: str
+    bundle_of: Bundles, prompts: Sequence[str], name: str, weights: str, most: int
 ) -> None:
     """Drafts on and off, alone and eight at a time, greedy and by shared noise."""
     bundle, asked = bundle_of(name, weights), prompts[:8]
     params = [{**each, "max_tokens": 16} if name in DRAFTS else each for each in (GREEDY, SHARED)]
     plain, none = answers(bundle, asked, params, drafter="lookup", gamma=0, max_running=1)
     assert none == 0
-    assert answers(bundle, asked, params, drafter="lookup", gamma=0, max_running=8)[0] == plain
-    drafters = ("model", "lookup", "suffix") if name in DRAFTS else ("lookup", "suffix")
-    for drafter, most in product(drafters, (1, 8)):
+    if most > 1:
+        assert (
+            answers(bundle, asked, params, drafter="lookup", gamma=0, max_running=most)[0] == plain
+        )
+    for drafter in ("model", "lookup", "suffix") if name in DRAFTS else ("lookup", "suffix"):
         found, drafted = answers(bundle, asked, params, drafter=drafter, gamma=5, max_running=most)
-        assert found == plain, (drafter, most)
-        assert drafted > 0, (drafter, most)
+        assert found == plain, drafter
+        assert drafted > 0, drafter
 
 
 @in_every_kind
