@@ -49,7 +49,9 @@ def settings() -> dict[str, str]:
 def mutants() -> list[str]:
     """Return the ids of all tests that plant a mistake."""
     files = sorted((ROOT / "tests").rglob("test_mutations.py"))
-    asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    # Twice quiet, as by the project's own options, pytest tells counts alone.
+    alone = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
+    asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", *alone]
     done = subprocess.run(
         [*asked, *map(str, files)], cwd=ROOT, check=True, capture_output=True, text=True
     )

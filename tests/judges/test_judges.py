@@ -63,7 +63,7 @@ def test_metrics_options_settings_and_mutants_are_those_that_were_recorded() -> 
     kept = json.loads(SURFACE.read_text(encoding="utf-8"))
     found = json.loads(json.dumps(surface()))
     for name, values in kept.items():
-        assert found[name] == values, name
+        assert len(values) > 40 and found[name] == values, name
     assert found.keys() == kept.keys()
 
 
