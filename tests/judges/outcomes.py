@@ -19,7 +19,7 @@ from tests.runtime.serving.http.client import Http
 
 # Names of requests, times, and counts that depend on which requests were answered at once.
 _CHANGING = {
-    "request_id", "id", "created", "system_fingerprint", "times", "queue_s", "prefill_s", "decode_s", "load",
+    "request_id", "created", "system_fingerprint", "times", "queue_s", "prefill_s", "decode_s", "load",
     "uptime_s", "num_cached_tokens", "cached_tokens", "prompt_tokens_details", "build", "version", "started_unix_s",
     "engine",
 }  # fmt: skip
@@ -59,7 +59,7 @@ def joined(parts: Iterable[Any]) -> Any:
             if (
                 name in held
                 and isinstance(value, list | str)
-                and name not in ("finish_reason", "object", "model", "role")
+                and name not in ("finish_reason", "id", "object", "model", "role")
             ):
                 held[name] = held[name] + value
             elif isinstance(value, dict) and isinstance(held.get(name), dict):
@@ -103,8 +103,11 @@ async def of_http(http: Http, asked: Asked) -> Outcome:
     if answer.headers.get("content-type", "").startswith("text/event-stream"):
         parts = [one for one in answer.events() if one != "[DONE]"]
         choices = [steady(choice) for part in parts for choice in part.get("choices", ())]
-        errors = [steady(part) for part in parts if "error" in part]
-        return {"code": answer.status, "answer": joined(choices), "errors": errors}
+        # How many events there are is a matter of time; usage comes with the last.
+        rest = [
+            steady({name: one for name, one in part.items() if name != "choices"}) for part in parts
+        ]
+        return {"code": answer.status, "answer": joined(choices), "rest": joined(rest)}
     if "json" in answer.headers.get("content-type", ""):
         return {"code": answer.status, "answer": steady(json.loads(answer.body))}
     return {

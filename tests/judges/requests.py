@@ -245,7 +245,8 @@ def of_kserve(draw: random.Random) -> Iterator[Asked]:
     ]
     names += [f"speculation.{one}" for one in wire.Speculation.DESCRIPTOR.fields_by_name]
     for number, name in enumerate(itertools.islice(itertools.cycle(names), PER_PROTOCOL - 220)):
-        options = {**BASE, name: json_of(name, draw)}
+        value, (group, _, inner) = json_of(name, draw), name.partition(".")
+        options = {**BASE, group: {inner: value} if inner else value}
         message = infer_request(
             PROMPT, outputs=outputs, inputs={"sampling_parameters": json.dumps(options)}
         )

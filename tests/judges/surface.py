@@ -16,6 +16,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, setting_names
 
 from scripts.list_metrics import all_metrics, full_name, labels_by_name
+from tests.export.certificate.mistakes import MISTAKES
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,14 +49,15 @@ def settings() -> dict[str, str]:
 
 def mutants() -> list[str]:
     """Return the ids of all tests that plant a mistake."""
-    files = sorted((ROOT / "tests").rglob("test_mutations.py"))
+    files = sorted((ROOT / "tests").rglob("test_*mutations.py"))
     # Twice quiet, as by the project's own options, pytest tells counts alone.
     alone = ["-o", "addopts=", "--import-mode=importlib", "-p", "no:cacheprovider"]
     asked = [sys.executable, "-m", "pytest", "--collect-only", "-q", *alone]
     done = subprocess.run(
         [*asked, *map(str, files)], cwd=ROOT, check=True, capture_output=True, text=True
     )
-    return sorted(line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line)
+    found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    return sorted([*found, *(f"certificate[{name}]" for name in MISTAKES)])
 
 
 def surface() -> dict[str, Any]:
