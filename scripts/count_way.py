@@ -1,6 +1,9 @@
-"""How far it is through the code: what one decode step on the CPU enters, and how large each folder is.
+"""How far it is through the code: what a request enters before the worker, what a decode step enters, and sizes.
 
     python -m scripts.count_way BUNDLE
+
+One prompt is sent over gRPC and over HTTP; what the server's event loop enters from the bytes on until the worker has
+the request is counted, and how often it comes back to a file that it has left.
 
 A worker without a thread decodes greedily at batch 1 and 8; each of its steps is profiled by itself. Only files of this
 project count; a compiled function counts as one call. Steps that draft are compared by ``drafted``, the draft tokens
@@ -9,25 +12,39 @@ of the step: each is a call of the draft model.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
+from urllib.request import Request, urlopen
 
 import typer
+from outrider import SyncClient
 from outrider.engines.sampling.base import SamplingParams
+from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, Progressed
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.server import Server
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("engines", "export", "proto", "runtime", "scripts")
+SERVER_FOLDERS = ("engines/", "runtime/")
 BATCHES = (1, 8)
 GAMMA = 4
 PROMPT = "def main() -> None:\n    for name in names:\n        print(name)\n\n\ndef"
@@ -70,7 +87,7 @@ class Profiler:
 
         def note(frame: FrameType, event: str, _: object) -> None:
             code = frame.f_code
-            if event == "call" and (file := self._file(code.co_filename)) is not None:
+            if event == "call" and (file := self.file(code.co_filename)) is not None:
                 calls[file, code.co_qualname] += 1
 
         events.clear()
@@ -82,13 +99,79 @@ class Profiler:
         traces = [event.trace for event in events if isinstance(event, Progressed)]
         return Way(sum(len(trace.draft_tokens) for trace in traces), calls)
 
-    def _file(self, name: str) -> str | None:
+    def file(self, name: str) -> str | None:
+        """Return a file of this project relative to its root; None for another one."""
         if name not in self._files:
             path = Path(os.path.realpath(name))
             own = path.relative_to(ROOT).parts if path.is_relative_to(ROOT) else ("",)
             # An environment may lie under the root, too.
             self._files[name] = "/".join(own) if own[0] in FOLDERS and path.is_file() else None
         return self._files[name]
+
+
+class Entered:
+    """What the thread that calls ``start`` enters of the server, from there until the worker has a request.
+
+    Attributes:
+        calls: file and function of each call, in order.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        self._profiler = Profiler()
+
+    def start(self) -> None:
+        """Count from now on."""
+        self.calls.clear()
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        file = self._profiler.file(code.co_filename) if event == "call" else None
+        if file is None or not file.startswith(SERVER_FOLDERS):
+            return
+        if code.co_name == "submit_group":
+            sys.setprofile(None)
+        else:
+            self.calls.append((file, code.co_qualname))
+
+    def __str__(self) -> str:
+        files = [file for file, _ in groupby(self.calls, key=lambda call: call[0])]
+        num_files = len({*files})
+        num_returns = len(files) - num_files
+        return f"{num_files:6} {len({*self.calls}):10} {len(self.calls):6} {num_returns:8}"
+
+
+async def requests(root: Path) -> list[tuple[str, str]]:
+    """Return, by protocol, what a prompt enters on its way to the worker; the second of two, which fills no caches."""
+    config, limits, security = ServerConfig(default_gamma=0), RequestLimits(), Security()
+    state = ServerState(RequestAccounting(Metrics(), time.monotonic))
+    options = HttpOptions(address="127.0.0.1:0", max_bytes=1 << 20, max_connections=8)
+    listener = HttpListener(state, security, options)
+    server = Server(state, config, limits, security=security, listeners=[listener])
+    port = await server.listen("127.0.0.1:0")
+    await server.open(load_model(root, ServeOptions(config=config)))
+    body = {"prompt": PROMPT, "max_tokens": 4, "temperature": 0.5, "top_p": 0.9}
+
+    def over_grpc() -> None:
+        with SyncClient(f"127.0.0.1:{port}") as client:
+            client.complete(**body)
+
+    def over_http() -> None:
+        url = f"http://127.0.0.1:{listener.port}/v1/completions"
+        kinds = {"content-type": "application/json"}
+        urlopen(Request(url, json.dumps(body).encode(), kinds)).read()
+
+    found = []
+    for name, ask in (("gRPC", over_grpc), ("HTTP", over_http)):
+        entered = Entered()
+        for _ in range(2):
+            entered.start()
+            await asyncio.to_thread(ask)
+        found.append((name, str(entered)))
+    server.hurry()
+    await server.drain()
+    return found
 
 
 def ways(root: Path, batch: int, *, gamma: int | None, is_enabled: bool) -> list[Way]:
@@ -145,7 +228,10 @@ def sizes() -> None:
 
 
 def main(bundle: Annotated[Path, typer.Argument(help="folder of a bundle")]) -> None:
-    """Print what a step enters, and sizes."""
+    """Print what a request and a step enter, and sizes."""
+    print(f"{'':24}{'files':>6} {'functions':>10} {'calls':>6} {'returns':>8}")
+    for protocol, entered in asyncio.run(requests(bundle)):
+        print(f"{protocol:24}{entered}")
     print(f"{'':24}{'files':>6} {'functions':>10} {'calls':>6} {'drafted':>8}")
     for name, way in rows(bundle):
         print(f"{name:24}{way}")

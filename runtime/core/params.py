@@ -1,6 +1,6 @@
 """What a request asks for: the values that the service gives the worker.
 
-Pure values; validation against the bundle's limits is in ``runtime.core.checks.validate``.
+Pure values; validation against the bundle's limits is in ``runtime.serving.requests``.
 """
 
 from __future__ import annotations

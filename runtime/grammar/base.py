@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from outrider.engines.sampling.base import IntArray32
-from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.params import GrammarKind, GrammarParams
+from outrider.runtime.core.params import GrammarParams
 
 MOST_FORCED = 64
 """Tokens that a form may force behind one judged token; the rest of a longer run is forced behind the next."""
@@ -74,28 +73,3 @@ class Forms(Protocol):
             RequestError: the grammar cannot be read; names its field.
         """
         ...
-
-
-def grammar_params(
-    *, regex: str, json_schema: str, grammar: str, disable_any_whitespace: bool
-) -> GrammarParams | None:
-    """Return the form that a request asks for by fields of these names; None where all are empty.
-
-    Raises:
-        RequestError: two are given, or one that belongs to another.
-    """
-    given = {
-        GrammarKind.REGEX: regex,
-        GrammarKind.JSON_SCHEMA: json_schema,
-        GrammarKind.LARK: grammar,
-    }
-    kinds = [kind for kind, text in given.items() if text]
-    if len(kinds) > 1:
-        raise RequestError(kinds[1], f"must be left out with {kinds[0]}: an answer has one form")
-    if disable_any_whitespace and kinds != [GrammarKind.JSON_SCHEMA]:
-        raise RequestError("disable_any_whitespace", "needs json_schema")
-    if not kinds:
-        return None
-    return GrammarParams(
-        kind=kinds[0], text=given[kinds[0]], allows_whitespace=not disable_any_whitespace
-    )

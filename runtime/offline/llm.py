@@ -28,13 +28,14 @@ from outrider.outputs import OutputBuilder, RequestOutput
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
-from outrider.runtime.serving.accounting import ClientIdentity, RequestAccounting
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.factory import ServeOptions, load_model
 from outrider.runtime.serving.loaded_model import LoadedModel, describe
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.request_handler import RequestHandler
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.supervision.watchdog import Watchdog
-from outrider.runtime.serving.v1.generate_call import GenerateCall
+from outrider.runtime.serving.v1.generate_request import V1Request
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 from rich.progress import Progress
@@ -215,7 +216,7 @@ class LLM:
         self, requests: Sequence[wire.GenerateRequest], shows_progress: bool
     ) -> list[RequestOutput]:
         builders = [OutputBuilder(request) for request in requests]
-        calls: list[GenerateCall] = []
+        calls: list[V1Request] = []
         answering: set[Future[None]] = set()
         ended = SimpleQueue[Future[None]]()
         most = MOST_AHEAD * self._serving.config.max_running
@@ -243,16 +244,16 @@ class LLM:
             for builder, call in zip(builders, calls, strict=True)
         ]
 
-    def _call(self, request: wire.GenerateRequest, write: Write) -> GenerateCall:
+    def _call(self, request: wire.GenerateRequest, write: Write) -> V1Request:
         """Return a call of this process; ``write`` gets the pieces on the loop's thread."""
         data = request.SerializeToString()
 
         async def hand_over(answer: bytes) -> None:
             write(wire.GenerateResponse.FromString(answer))
 
-        return GenerateCall(self._serving, data, ClientIdentity(), hand_over)
+        return V1Request(self._serving, data, ClientIdentity(), hand_over)
 
-    def _begin(self, call: GenerateCall) -> Future[None]:
+    def _begin(self, call: V1Request) -> Future[None]:
         """Ask. Cancelling the future cancels the request."""
         if os.getpid() != self._pid:
             raise RuntimeError(

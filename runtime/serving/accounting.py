@@ -7,55 +7,25 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from outrider.runtime.admission.quotas import Quotas
-from outrider.runtime.core.checks.fields import GenerateFields
-from outrider.runtime.core.checks.options import check_range
+from outrider.runtime.core.checks.rules import check_range
 from outrider.runtime.core.errors import DeadlineUnreachable, QuotaExceeded, ServingError
 from outrider.runtime.core.events import Finished, Times
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.core.tenant import NO_RULES, TenantRules
 from outrider.runtime.serving.observability.logs import ACCESS, begin_request, bounded
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.observability.tracing import Ended, Span, Spans, trace_id_of
+from outrider.runtime.serving.requests.client import ANONYMOUS, ClientIdentity
 from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.security.audit import AuditEntry, AuditLog, host_of
 from outrider.runtime.serving.status import code_of
+from outrider.v1 import inference_pb2 as wire
 
 OTHER = "other"
 """Label of the metrics of tenants that nobody has listed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientIdentity:
-    """The client of a request.
-
-    Attributes:
-        tenant: whose request it is, as ``runtime.core.tenant`` reads it.
-        is_known: whether that is certain enough to share anything within the tenant.
-        remaining_s: seconds until the caller stops waiting; None where he does not say.
-        rules: the tenant's share.
-        key: what proved it, as of ``runtime.core.tenant.Identity``.
-        peer: address of the caller, as gRPC spells it.
-        protocol: that the request came in.
-        method: of the protocol, as callers name it.
-        trace: headers of ``runtime.serving.observability.tracing.TRACE_HEADERS`` that the request came with.
-    """
-
-    tenant: str = ""
-    is_known: bool = True
-    remaining_s: float | None = None
-    rules: TenantRules = NO_RULES
-    key: str = ""
-    peer: str = ""
-    protocol: str = "outrider.v1"
-    method: str = "Generate"
-    trace: Mapping[str, str] = field(default_factory=dict)
-
-
-ANONYMOUS = ClientIdentity()
 
 
 class RequestAccounting:
@@ -178,7 +148,7 @@ class RequestRecord:
         self._names = begin_request()
         self._span: Span | None = None
         self._caller = ANONYMOUS
-        self._fields = GenerateFields()
+        self._request_id, self._priority = "", 0
         self._is_on_way = False
         self._spec: RequestSpec | None = None
         self._queued_at_s = 0.0
@@ -196,7 +166,7 @@ class RequestRecord:
         elif caller.trace:
             self._names.trace_id = trace_id_of(caller.trace)
 
-    def begin(self, fields: GenerateFields) -> None:
+    def begin(self, request: wire.GenerateRequest) -> None:
         """Count a request that could be answered, before its texts are tokenised.
 
         Raises:
@@ -204,12 +174,13 @@ class RequestRecord:
             DeadlineUnreachable: the caller has stopped waiting.
             QuotaExceeded: the tenant has used up what it may.
         """
-        self._fields, caller, accounting = fields, self._caller, self._accounting
-        self._names.request_id = fields.request_id
+        caller, accounting = self._caller, self._accounting
+        self._request_id, self._priority = request.request_id, request.priority
+        self._names.request_id = request.request_id
         if self._span is not None:
-            self._span.asked(fields)
+            self._span.asked(request)
         rules = caller.rules
-        check_range("priority", fields.priority, *rules.priorities)
+        check_range("priority", request.priority, *rules.priorities)
         if caller.remaining_s is not None and caller.remaining_s <= 0.0:
             raise DeadlineUnreachable
         if rules.max_queued is not None and accounting.on_way[caller.tenant] >= rules.max_queued:
@@ -305,7 +276,7 @@ class RequestRecord:
         )
         if self._span is not None:
             self._span.ended(ended)
-        accounting.write(caller, ended, self._fields.request_id, self._fields.priority)
+        accounting.write(caller, ended, self._request_id, self._priority)
 
 
 def _joined(times: Times | None, others: Times | None) -> Times | None:

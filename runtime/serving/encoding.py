@@ -7,15 +7,14 @@ request's own.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.limits import ServedModel
-from outrider.runtime.core.checks.validate import check_prompt_size
+from outrider.runtime.core.checks.rules import check_prompt_size
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
 from outrider.runtime.serving.chat.encoder import ChatEncoder
+from outrider.runtime.serving.requests.spec import EncodedTexts, chat_of
 from outrider.runtime.serving.tokenization import BYTES_PER_TOKEN, TokenizationQueue
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TextCodec, tokenize_bad_words
 from outrider.v1 import inference_pb2 as wire
@@ -60,70 +59,69 @@ class RequestEncoder:
             self._codec, self._texts, self._chats, self._model, self._max_bytes, tenant
         )
 
-    def decoder_prefix(self, fields: GenerateFields) -> tuple[int, ...] | None:
-        """Return what every answer in the request's language begins with; None for a decoder-only model.
+    async def encode(self, request: wire.GenerateRequest) -> EncodedTexts:
+        """Return the token ids of a request's texts.
 
         Raises:
-            RequestError: there is no such language, or none is named and the model has no default.
-        """
-        codec = self._codec
-        if not isinstance(codec, EncoderDecoderCodec):
-            return None
-        return codec.decoder_prefix(fields.target_language)
-
-    async def prompt(self, fields: GenerateFields) -> tuple[int, ...]:
-        """Return the prompt's tokens: with an encoder, those of the source.
-
-        Raises:
-            RequestError: likewise, of the source's language; or a conversation cannot be rendered.
+            RequestError: a language is none of the model's, or is not named and the model has no default; or a
+                conversation cannot be rendered.
             Overloaded: too many texts wait, here and below.
         """
-        if fields.tokens is not None:
-            return fields.tokens
-        if (chat := fields.chat) is not None:
-            return await self._run(chat.size, lambda: self._encode_prompt(chat), is_prompt=True)
-        codec, text = self._codec, fields.text or ""
-        size = len(text.encode())
+        codec, words = self._codec, tuple(request.sampling.bad_words)
+        prefix = None
         if isinstance(codec, EncoderDecoderCodec):
-            encode, language = codec.encode_source, fields.source_language
-            return await self._run(size, lambda: encode(text, language), is_prompt=True)
-        return await self._run(size, lambda: codec.encode(text), is_prompt=True)
+            prefix = codec.decoder_prefix(request.target_language)
+        reference = request.speculation.reference
+        return EncodedTexts(
+            decoder_prefix=prefix,
+            reference=await self._text(reference, lambda: codec.encode(reference, False)),
+            prompt=await self._prompt(request),
+            answer_prefix=await self._answer_prefix(request),
+            bad_words=(
+                await self._text("".join(words), lambda: tokenize_bad_words(codec, words))
+                if words
+                else None
+            ),
+        )
 
-    async def echo(self, fields: GenerateFields, prompt_tokens: tuple[int, ...]) -> str:
-        """Return the prompt's text: as it was given, else that of its tokens.
+    async def decode(self, tokens: tuple[int, ...], *, skip_special_tokens: bool) -> str:
+        """Return the text of a prompt's tokens.
 
         Raises:
             Overloaded: too many texts wait.
         """
-        if fields.text is not None:
-            return fields.text
-        codec, skips_special = self._codec, fields.skip_special_tokens
+        codec = self._codec
         return await self._run(
-            BYTES_PER_TOKEN * len(prompt_tokens),
-            lambda: codec.decode(prompt_tokens, skip_special_tokens=skips_special),
+            BYTES_PER_TOKEN * len(tokens),
+            lambda: codec.decode(tokens, skip_special_tokens=skip_special_tokens),
         )
 
-    async def answer_prefix(self, fields: GenerateFields) -> tuple[int, ...]:
+    async def _prompt(self, request: wire.GenerateRequest) -> tuple[int, ...]:
+        """Return the prompt's tokens: with an encoder, those of the source."""
+        codec, text, language = self._codec, request.text, request.source_language
+        if request.HasField("tokens"):
+            return tuple(request.tokens.ids)
+        if request.HasField("chat"):
+            chat = chat_of(request.chat)
+            return await self._run(chat.size, lambda: self._encode_prompt(chat), is_prompt=True)
+        size = len(text.encode())
+        if isinstance(codec, EncoderDecoderCodec):
+            encode = codec.encode_source
+            return await self._run(size, lambda: encode(text, language), is_prompt=True)
+        return await self._run(size, lambda: codec.encode(text), is_prompt=True)
+
+    async def _answer_prefix(self, request: wire.GenerateRequest) -> tuple[int, ...]:
         """Return the tokens that the answer begins with behind the decoder prefix."""
-        codec, text = self._codec, fields.answer_prefix
-        if fields.answer_prefix_tokens is not None:
-            return fields.answer_prefix_tokens
-        if not isinstance(codec, EncoderDecoderCodec) or not text:
+        codec, text = self._codec, request.answer_prefix
+        if request.HasField("answer_prefix_tokens"):
+            return tuple(request.answer_prefix_tokens.ids)
+        if not isinstance(codec, EncoderDecoderCodec):
             return ()
-        return await self._run(len(text.encode()), lambda: codec.encode_prefix(text))
+        return await self._text(text, lambda: codec.encode_prefix(text))
 
-    async def bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the token sequences of bad words."""
-        size = len("".join(words).encode())
-        return await self._run(size, lambda: tokenize_bad_words(self._codec, words))
-
-    async def with_reference(self, fields: GenerateFields) -> GenerateFields:
-        """Return the fields with their reference text tokenised."""
-        text = fields.speculation.reference
-        if not text:
-            return fields
-        tokens = await self._run(len(text.encode()), lambda: self._codec.encode(text, False))
-        return replace(fields, speculation=replace(fields.speculation, reference_tokens=tokens))
+    async def _text(self, text: str, work: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
+        """Return what work on a text returns, in its turn; nothing of an empty one."""
+        return await self._run(len(text.encode()), work) if text else ()
 
     async def tokenize(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
         """Return the answer to Tokenize.

@@ -42,13 +42,10 @@ from outrider.runtime.grammar.library import INSTALL, is_installed
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
-from outrider.runtime.serving.generation_defaults import (
-    NO_DEFAULTS,
-    RequestDefaults,
-    request_defaults,
-)
+from outrider.runtime.serving.generation_defaults import request_defaults
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.options import WatchOptions
+from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.security.options import SecurityOptions
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec, open_codec
 

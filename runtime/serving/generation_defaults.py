@@ -7,65 +7,24 @@ value must keep the rules of a request; what no request could ask for is left ou
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
-from outrider.runtime.core.checks.options import check_count, check_ids, check_range
-from outrider.runtime.core.checks.validate import check_fields
+from outrider.runtime.core.checks.rules import check_count, check_ids, check_range
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.params import BeamParams
+from outrider.runtime.serving.requests.bounds import RequestRules
+from outrider.runtime.serving.requests.defaults import IN_SEARCH, RequestDefaults
+from outrider.runtime.serving.requests.fields import FIELDS
 
-# Of a search only one of these may be true.
-_ENDINGS = ("early_stopping", "exhaustive_search")
 # Applied where do_sample is true; Transformers reads none of them otherwise.
 _DRAWING = ("temperature", "top_k", "top_p", "min_p")
 _SAMPLING = (*_DRAWING, "repetition_penalty", "no_repeat_ngram_size")
-# Those of them that a beam search takes.
-_IN_SEARCH = ("no_repeat_ngram_size",)
 _COUNTS = ("top_k", "no_repeat_ngram_size", "num_beams")
 _LEAST_LENGTHS = ("min_length", "min_new_tokens")
 # The one that wins stands last.
 _MOST_LENGTHS = ("max_length", "max_new_tokens")
 # Where they ask for nothing, beside false, 0 and what is empty.
 _NEUTRAL = {"num_beam_groups": 1, "num_return_sequences": 1, "typical_p": 1.0}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestDefaults:
-    """Values for fields that a request leaves open, by names of the wire.
-
-    Attributes:
-        search: fields of a beam search; without num_beams, for requests that ask for one.
-        sampling: fields of ``Sampling``.
-        min_tokens: as ``GenerateFields.default_min_tokens``.
-        max_tokens: None where the server's own default stands.
-        bad_words: token sequences.
-    """
-
-    search: Mapping[str, Any] = field(default_factory=dict)
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    bad_words: tuple[tuple[int, ...], ...] = ()
-
-    def search_of(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the given fields of a request, and of a search those that it leaves open."""
-        if given.get("num_beams", self.search.get("num_beams", 1)) == 1:
-            return {**given}
-        has_ending = any(name in given for name in _ENDINGS)
-        left = {k: v for k, v in self.search.items() if not (has_ending and k in _ENDINGS)}
-        return {**left, **given}
-
-    def sampling_of(self, given: Mapping[str, Any], *, has_beams: bool) -> dict[str, Any]:
-        """Return the given fields of ``Sampling``, and those that are left open."""
-        left = {k: v for k, v in self.sampling.items() if not has_beams or k in _IN_SEARCH}
-        return {**left, **given}
-
-
-NO_DEFAULTS = RequestDefaults()
 
 
 def request_defaults(
@@ -122,15 +81,15 @@ class _Reader:
             RequestError: no request can have it.
         """
         if name in _SAMPLING:
-            given: dict[str, Any] = {name: _number(name, value)}
-            self._check(params=SamplingParams(**given))
-            self.sampling |= given
+            number = _number(name, value)
+            self._check(f"sampling.{name}", number)
+            self.sampling[name] = number
         elif name == "early_stopping":
             self._take_ending(value)
         elif name in ("num_beams", "length_penalty"):
-            beams: dict[str, Any] = {"num_beams": 1, name: _number(name, value)}
-            self._check(params=SamplingParams(temperature=0.0), beams=BeamParams(**beams))
-            self.search[name] = beams[name]
+            number = _number(name, value)
+            self._check(name, number)
+            self.search[name] = number
         elif name in (*_LEAST_LENGTHS, *_MOST_LENGTHS):
             if "new" not in name and not self._model.max_source:
                 raise RequestError(name, "counts the prompt's tokens too")
@@ -149,8 +108,9 @@ class _Reader:
         if value:
             self.search["exhaustive_search" if value == "never" else "early_stopping"] = True
 
-    def _check(self, **fields: Any) -> None:
-        check_fields(GenerateFields(tokens=(0,), **fields), self._limits, self._model)
+    def _check(self, path: str, number: float) -> None:
+        if (bound := FIELDS[path].bound) is not None:
+            bound.check(path, number, RequestRules(self._limits, self._model))
 
     def defaults(self) -> RequestDefaults:
         """Return what was taken."""
@@ -178,7 +138,7 @@ class _Reader:
         left_out = [*self.left_out]
         if "num_beams" in defaults.search:
             # The temperature of a search is 0 anyway.
-            only_drawn = [k for k in self.sampling if k not in (*_IN_SEARCH, "temperature")]
+            only_drawn = [k for k in self.sampling if k not in (*IN_SEARCH, "temperature")]
             left_out += [f"{name} (only to requests without num_beams)" for name in only_drawn]
         return f"{line}; not applied: {', '.join(left_out)}" if left_out else line
 

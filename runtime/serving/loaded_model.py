@@ -22,8 +22,9 @@ from outrider.runtime.loop.event_queue import Deliver
 from outrider.runtime.loop.totals import Heartbeat, WorkerSnapshot
 from outrider.runtime.serving.chat.conversation import TRUSTED_ROLES
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.observability.process import server_version
+from outrider.runtime.serving.requests.bounds import RequestRules
+from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TextCodec
 from outrider.v1 import inference_pb2 as wire
 
@@ -138,6 +139,11 @@ class LoadedModel:
     grammars: GrammarCompiler | None = None
     chats: ChatEncoder | None = None
     generation_defaults: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def rules(self) -> RequestRules:
+        """What requests are checked against."""
+        return RequestRules(self.limits, self.model)
 
 
 def describe(serving: LoadedModel) -> wire.GetServerInfoResponse:

@@ -1,6 +1,6 @@
 """Handles the requests of all protocols: admits a request, queues it, streams its answer.
 
-Every protocol brings a ``Call`` for each of its requests: a parser in front, a sink behind. Validation,
+Every protocol brings an ``ApiRequest`` for each of its requests: a parser in front, a sink behind. Validation,
 limits, tenants, metrics, the drain and the one end of every request are here; no protocol touches the worker. What a
 protocol answers where a ``ServingError`` is raised is a table of its own (``runtime.serving.status`` is gRPC's).
 Clean-up is in ``finally`` only, since a disconnect may raise any exception of the transport.
@@ -15,18 +15,25 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from outrider.runtime.core import errors
-from outrider.runtime.core.checks.fields import Admission, GenerateFields
-from outrider.runtime.core.checks.options import check_abort_ids
-from outrider.runtime.core.checks.validate import build_spec, check_fields
+from outrider.runtime.core.checks.rules import check_abort_ids
 from outrider.runtime.core.drafting import scope_of
 from outrider.runtime.core.events import Failed, Finished, FinishReason
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Claim
 from outrider.runtime.grammar.compile_queue import GrammarCompileQueue
-from outrider.runtime.serving.accounting import ClientIdentity, RequestAccounting, RequestRecord
+from outrider.runtime.serving.accounting import RequestAccounting, RequestRecord
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.metrics import StreamCounts
+from outrider.runtime.serving.requests.checks import check_request
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.requests.spec import (
+    Admission,
+    build_spec,
+    grammar_of,
+    has_search,
+    num_results,
+)
 from outrider.runtime.serving.response_stream import (
     Batch,
     EventDispatcher,
@@ -34,25 +41,31 @@ from outrider.runtime.serving.response_stream import (
     ResponseStream,
 )
 from outrider.runtime.serving.status import code_of
-from outrider.runtime.serving.tokenization import TokenizationQueue
+from outrider.runtime.serving.tokenization import INLINE_TEXT, TokenizationQueue
+from outrider.v1 import inference_pb2 as wire
 
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.
 LATE_S = 1.0
 
 
-class Call(Protocol):
-    """One request of a protocol."""
+class ApiRequest(Protocol):
+    """One request of a protocol: its parser, and where its answer goes."""
 
-    def caller(self) -> ClientIdentity:
-        """Return who asks; called before ``fields``.
+    @property
+    def default_max_tokens(self) -> int | None:
+        """The protocol's own default of max_tokens; None for the server's."""
+        ...
+
+    def client(self) -> ClientIdentity:
+        """Return who asks; called before ``message``.
 
         Raises:
             ServingError: nobody can be told.
         """
         ...
 
-    def fields(self) -> GenerateFields:
-        """Return what is asked for; called once, where the server takes requests.
+    def message(self) -> wire.GenerateRequest:
+        """Return what is asked for, unchecked and the handler's to change; called once, where the server is open.
 
         Raises:
             ServingError: the request says nothing that could be asked.
@@ -83,10 +96,11 @@ class _Live(NamedTuple):
 
 
 class RequestHandler:
-    """Takes requests for one served model, on the event loop; each has an record in ``accounting``."""
+    """Takes requests for one served model, on the event loop; each has a record in ``accounting``."""
 
     def __init__(self, serving: LoadedModel, accounting: RequestAccounting) -> None:
         self._serving = serving
+        self._rules = serving.rules
         self._accounting = accounting
         # By tenant and the caller's id, while the request is live.
         self._live: dict[tuple[str, str], _Live] = {}
@@ -169,7 +183,7 @@ class RequestHandler:
         """Return once no stream is open."""
         await self._idle.wait()
 
-    async def complete(self, call: Call) -> None:
+    async def complete(self, asked: ApiRequest) -> None:
         """Answer one request, to its end.
 
         Raises:
@@ -177,7 +191,7 @@ class RequestHandler:
         """
         record = self._accounting.open()
         try:
-            spec, lead = await self._admit(call, record)
+            spec, lead = await self._admit(asked, record)
             live = self._submit(spec, lead)
             record.admitted(spec)
         except errors.ServingError as error:
@@ -193,8 +207,8 @@ class RequestHandler:
             record.arrived()
         code, reason = "CANCELLED", "CLIENT_CANCELLED"
         try:
-            call.begin(spec)
-            finish = await self._stream(call, live, record)
+            asked.begin(spec)
+            finish = await self._stream(asked, live, record)
             code, reason = "OK", finish.value
         except errors.ServingError as error:
             code, reason = code_of(error).name, error.reason
@@ -235,55 +249,62 @@ class RequestHandler:
         for spec in live.samples:
             self._serving.worker.cancel(spec.internal_id, error)
 
-    async def _admit(self, call: Call, record: RequestRecord) -> tuple[RequestSpec, str]:
+    async def _admit(self, asked: ApiRequest, record: RequestRecord) -> tuple[RequestSpec, str]:
         """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
         serving = self._serving
-        caller = call.caller()
-        record.called_by(caller)
+        client = asked.client()
+        record.called_by(client)
         self.check_open()
-        fields = call.fields()
-        check_fields(fields, serving.limits, serving.model)
-        record.begin(fields)
+        request = asked.message()
+        rules, defaults = self._rules, serving.defaults
+        check_request(request, defaults.fill(request), rules)
+        record.begin(request)
+        admission = self._admission(client, asked.default_max_tokens)
+        self._check_room(request, admission)
+        if (grammar := grammar_of(request)) is not None:
+            await self._grammars.prepare(grammar)
+        encoder = self._encoder.of(client.tenant)
+        texts = await encoder.encode(request)
+        spec = build_spec(request, texts, admission, rules, defaults)
+        if not request.echo:
+            return spec, ""
+        if request.HasField("text"):
+            return spec, request.text
+        skips_special = spec.skip_special_tokens
+        return spec, await encoder.decode(texts.prompt, skip_special_tokens=skips_special)
+
+    def _admission(self, client: ClientIdentity, default_max_tokens: int | None) -> Admission:
+        serving, remaining_s = self._serving, client.remaining_s
         budget_s = serving.limits.max_request_s
-        if caller.remaining_s is not None:
-            budget_s = min(budget_s, caller.remaining_s)
-        deadline_s = serving.clock() + budget_s
-        if fields.tokens is None:
-            # A full queue needs no tokenised text to say so; prompts on their way count as if they were there.
-            num_ahead, num_tokens = self._texts.prompts_of(caller.tenant)
-            claim = Claim(
-                tenant=caller.tenant,
-                priority=fields.priority,
-                deadline_s=deadline_s,
-                rules=caller.rules,
-            )
-            serving.worker.check_room(fields.num_samples, num_tokens + 1, num_ahead, claim)
-        if fields.grammar is not None:
-            await self._grammars.prepare(fields.grammar)
-        encoder = self._encoder.of(caller.tenant)
-        prefix = encoder.decoder_prefix(fields)
-        fields = await encoder.with_reference(fields)
-        internal_id = uuid.uuid4().hex
-        prompt = await encoder.prompt(fields)
-        words = fields.bad_words
-        admission = Admission(
-            internal_id=internal_id,
-            request_id=fields.request_id or internal_id,
-            prompt_tokens=prompt if prefix is None else prefix,
-            source_tokens=() if prefix is None else prompt,
-            answer_prefix=await encoder.answer_prefix(fields),
-            bad_words=await encoder.bad_words(words) if words else serving.defaults.bad_words,
-            seed=secrets.randbits(63) if fields.seed is None else fields.seed,
-            deadline_s=deadline_s,
-            tenant=caller.tenant,
-            is_known=caller.is_known,
-            rules=caller.rules,
-            cache_scope=scope_of(
-                serving.config.prefix_cache_scope, caller.tenant if caller.is_known else None
-            ),
+        if remaining_s is not None:
+            budget_s = min(budget_s, remaining_s)
+        known = client.tenant if client.is_known else None
+        return Admission(
+            internal_id=uuid.uuid4().hex,
+            seed=secrets.randbits(63),
+            deadline_s=serving.clock() + budget_s,
+            client=client,
+            cache_scope=scope_of(serving.config.prefix_cache_scope, known),
+            default_max_tokens=default_max_tokens,
         )
-        spec = build_spec(fields, admission, serving.limits, serving.model)
-        return spec, await encoder.echo(fields, prompt) if spec.echoes_prompt else ""
+
+    def _check_room(self, request: wire.GenerateRequest, admission: Admission) -> None:
+        """Refuse what the queue has no room for before it is tokenised, where that takes time or others are ahead.
+
+        Prompts on their way count as if they were there.
+        """
+        client = admission.client
+        num_ahead, num_tokens = self._texts.prompts_of(client.tenant)
+        if request.HasField("tokens") or (not num_ahead and request.ByteSize() < INLINE_TEXT):
+            return
+        claim = Claim(
+            tenant=client.tenant,
+            priority=request.priority,
+            deadline_s=admission.deadline_s,
+            rules=client.rules,
+        )
+        num_slots = 1 if has_search(request) else num_results(request)
+        self._serving.worker.check_room(num_slots, num_tokens + 1, num_ahead, claim)
 
     def _submit(self, spec: RequestSpec, lead: str) -> _Live:
         """Queue a request and register the caller's id; both happen or neither."""
@@ -312,8 +333,8 @@ class RequestHandler:
             lead=lead,
         )
 
-    async def _stream(self, call: Call, live: _Live, record: RequestRecord) -> FinishReason:
-        """Hand batches to a call until its request ends; return the reason of the completion that ends last.
+    async def _stream(self, asked: ApiRequest, live: _Live, record: RequestRecord) -> FinishReason:
+        """Hand batches to a request's sink until its request ends; return the reason of the completion that ends last.
 
         Raises:
             ServingError: the request failed, or the caller read too slowly.
@@ -321,12 +342,12 @@ class RequestHandler:
         # One timeout for all messages costs a third of one for each.
         try:
             async with asyncio.timeout(None) as stall:
-                return await self._write(call, live, record, stall)
+                return await self._write(asked, live, record, stall)
         except TimeoutError as error:
             raise errors.SlowConsumer from error
 
     async def _write(
-        self, call: Call, live: _Live, record: RequestRecord, stall: asyncio.Timeout
+        self, asked: ApiRequest, live: _Live, record: RequestRecord, stall: asyncio.Timeout
     ) -> FinishReason:
         loop, stall_s = asyncio.get_running_loop(), self._serving.config.stall_timeout_s
         stream, num_open = live.stream, len(live.samples)
@@ -340,7 +361,7 @@ class RequestHandler:
                 loop.call_soon(count, batch)
                 for part in batch.parts() if batch.prompt else (batch,):
                     stall.reschedule(loop.time() + stall_s)
-                    await call.write(part)
+                    await asked.write(part)
                 stall.reschedule(None)
             if isinstance(end, Failed):
                 raise end.error

@@ -25,10 +25,10 @@ from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.factory import ServeOptions
-from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.tracing import Spans
 from outrider.runtime.serving.process import SWITCH_INTERVAL_S
+from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.audit import AuditLog
 from outrider.runtime.serving.server import Server

@@ -66,7 +66,7 @@ class ChatEncoder:
         """Return the ids of a conversation's prompt, its template's special tokens included and no further ones.
 
         Args:
-            chat: as ``runtime.core.checks.options.check_chat`` leaves it.
+            chat: as ``runtime.core.checks.rules.check_chat`` leaves it.
             max_bytes: of the rendered text, in UTF-8.
 
         Raises:

@@ -19,7 +19,7 @@ from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.totals import WorkerSnapshot
 from outrider.runtime.serving.chat.files import ChatFiles
 from outrider.runtime.serving.factory import ServeOptions
-from outrider.runtime.serving.generation_defaults import RequestDefaults
+from outrider.runtime.serving.requests.defaults import RequestDefaults
 
 
 @dataclass(frozen=True, slots=True)

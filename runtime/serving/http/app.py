@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeAlias
 
 from outrider.runtime.core import errors
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of
 from outrider.runtime.serving.http.openai.completions import Completions
@@ -18,6 +17,7 @@ from outrider.runtime.serving.http.responses import (
     answer_json,
 )
 from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.v1.responses import failure_of
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.requests import ClientDisconnect, Request

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outrider.runtime.core.tenant import Identity, is_local
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.observability.tracing import trace_headers
+from outrider.runtime.serving.requests.client import ClientIdentity
 from starlette.types import Scope
 
 PROTOCOL = "openai"

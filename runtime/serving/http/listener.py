@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import uvicorn
 from outrider.runtime.core.errors import ConfigError, ServingError
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.http.app import router
 from outrider.runtime.serving.http.callers import PROTOCOL
 from outrider.runtime.serving.http.gate import Gate
@@ -21,6 +20,7 @@ from outrider.runtime.serving.http.pages import read_pages
 from outrider.runtime.serving.http.protocol import STALL_S, BoundedProtocol
 from outrider.runtime.serving.http.tls import reloaded_context
 from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.addresses import UNIX, is_reachable, split_address
 

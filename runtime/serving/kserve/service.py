@@ -5,10 +5,10 @@ from __future__ import annotations
 import grpc
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.errors import ModelNotFound
-from outrider.runtime.serving.kserve.infer_call import (
+from outrider.runtime.serving.kserve.infer_request import (
     INPUTS,
     VERSION,
-    InferCall,
+    InferRequest,
     is_served,
     message_of,
 )
@@ -104,6 +104,6 @@ class OpenInferenceService:
 
         caller = caller_of(gate.identity(), context, protocol="kserve", method="ModelInfer")
         await readiness.handler.complete(
-            InferCall(readiness.serving, message_of(data), caller, keep)
+            InferRequest(readiness.serving, message_of(data), caller, keep)
         )
         return answers[0].SerializeToString()

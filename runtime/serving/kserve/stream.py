@@ -12,7 +12,7 @@ import grpc.aio
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.errors import ServingError, SlowConsumer
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.kserve.infer_call import IS_FINAL, InferCall, id_of, message_of
+from outrider.runtime.serving.kserve.infer_request import IS_FINAL, InferRequest, id_of, message_of
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.v1.responses import Context, caller_of, failure_of, written
 
@@ -66,7 +66,7 @@ class InferStream:
             caller = caller_of(
                 self._identity, context, protocol="kserve", method="ModelStreamInfer"
             )
-            call = InferCall(readiness.serving, message, caller, self._send, is_stream=True)
+            call = InferRequest(readiness.serving, message, caller, self._send, is_stream=True)
             # They may have megabytes, and the request may wait for long.
             del data, message
             await readiness.handler.complete(call)

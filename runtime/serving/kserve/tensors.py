@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from outrider.oip import inference_pb2 as oip
-from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 
 BYTES, BOOL, UINT32 = "BYTES", "BOOL", "UINT32"

@@ -25,9 +25,10 @@ from opentelemetry.trace import Span as OtelSpan
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, format_trace_id
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.serving.observability.process import server_version
 from outrider.runtime.serving.observability.tracing import Ended
+from outrider.runtime.serving.requests.spec import has_search, num_results, sampling_of
+from outrider.v1 import inference_pb2 as wire
 
 PROVIDER = "outrider"
 FLUSH_S = 5.0
@@ -98,24 +99,28 @@ class RequestSpan:
         self._model_name = model_name
         self.trace_id = format_trace_id(span.get_span_context().trace_id)
 
-    def asked(self, fields: GenerateFields) -> None:
+    def asked(self, request: wire.GenerateRequest) -> None:
         """Note what is asked for."""
         if not self._span.is_recording():
             return
-        operation = "text_completion" if fields.chat is None else "chat"
+        operation = "chat" if request.HasField("chat") else "text_completion"
         self._span.update_name(f"{operation} {self._model_name}")
-        params = fields.params
+        params = sampling_of(request.sampling, has_search=has_search(request))
         self._set(
             {
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": PROVIDER,
-                "gen_ai.request.model": fields.model or self._model_name,
-                "gen_ai.request.max_tokens": fields.max_tokens,
+                "gen_ai.request.model": request.model or self._model_name,
+                "gen_ai.request.max_tokens": request.max_tokens
+                if request.HasField("max_tokens")
+                else None,
                 "gen_ai.request.temperature": params.temperature,
                 "gen_ai.request.top_p": params.top_p,
                 "gen_ai.request.top_k": params.top_k,
-                "gen_ai.request.seed": fields.seed,
-                "gen_ai.request.choice.count": fields.num_samples,
+                "gen_ai.request.seed": request.sampling.seed
+                if request.sampling.HasField("seed")
+                else None,
+                "gen_ai.request.choice.count": 1 if has_search(request) else num_results(request),
             }
         )
 

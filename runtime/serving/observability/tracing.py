@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.events import Finished, Times
 from outrider.runtime.core.params import RequestSpec
+from outrider.v1 import inference_pb2 as wire
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 """What W3C's Trace Context names the parent by, in HTTP headers as in gRPC metadata."""
@@ -67,7 +67,7 @@ class Span(Protocol):
 
     trace_id: str
 
-    def asked(self, fields: GenerateFields) -> None:
+    def asked(self, request: wire.GenerateRequest) -> None:
         """Note what is asked for."""
         ...
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 
-from outrider.runtime.core.checks.options import check_text
-from outrider.runtime.core.checks.validate import check_model_chat
+from outrider.runtime.core.checks.rules import check_text
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.loaded_model import describe
 from outrider.runtime.serving.readiness import ServerState
-from outrider.runtime.serving.v1.generate_call import GenerateCall
-from outrider.runtime.serving.v1.wire import chat_of, check_tokenize, parse
+from outrider.runtime.serving.requests.checks import check_served_chat
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.requests.spec import chat_of
+from outrider.runtime.serving.v1.generate_request import V1Request
+from outrider.runtime.serving.v1.wire import check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 
@@ -28,9 +29,9 @@ class Methods:
         caller: ClientIdentity,
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
-        """Stream the completions of a prompt; ``send`` is as of ``GenerateCall``."""
+        """Stream the completions of a prompt; ``send`` is as of ``V1Request``."""
         readiness = self._readiness
-        call = GenerateCall(readiness.serving, data, caller, send)
+        call = V1Request(readiness.serving, data, caller, send)
         await readiness.handler.complete(call)
 
     async def abort(self, data: bytes, identity: Identity) -> bytes:
@@ -50,9 +51,8 @@ class Methods:
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
         encoder = handler.encoder_for("Tokenize", caller)
         if request.HasField("chat"):
-            chat = chat_of(request.chat)
-            check_model_chat(chat, limits, model)
-            return await encoder.tokenize_chat(chat, model.max_context)
+            check_served_chat(request.chat, serving.rules)
+            return await encoder.tokenize_chat(chat_of(request.chat), model.max_context)
         return await encoder.tokenize(request, model.max_context)
 
     async def get_server_info(self, data: bytes, identity: Identity) -> bytes:

@@ -11,8 +11,8 @@ from typing import NoReturn, Protocol, TypeAlias, TypeVar
 import grpc.aio
 from outrider.runtime.core import errors
 from outrider.runtime.core.tenant import Identity, is_local
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.observability.tracing import trace_headers
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.status import trailing_status
 
 Context: TypeAlias = grpc.aio.ServicerContext

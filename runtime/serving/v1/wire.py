@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError, Message
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.checks.fields import GenerateFields
-from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
-from outrider.runtime.core.checks.options import check_count
-from outrider.runtime.core.checks.validate import check_prefix_size, check_prompt_size
-from outrider.runtime.core.drafting import MAX_BRANCHING
+from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import MalformedRequest, RequestError, UnsupportedOption
 from outrider.runtime.core.events import (
     BeamAnswer,
@@ -25,19 +21,11 @@ from outrider.runtime.core.events import (
     SpeculationReport,
     StepTrace,
 )
-from outrider.runtime.core.params import ChatMessage, ChatParams
-from outrider.runtime.serving.generation_defaults import RequestDefaults
-from outrider.runtime.serving.v1.fields import Given, generate_fields
+from outrider.runtime.serving.requests.spec import MODES
 from outrider.v1 import inference_pb2 as wire
 
 M = TypeVar("M", bound=Message)
 
-MODES = {
-    wire.EXACTNESS_MODE_UNSPECIFIED: ExactnessMode.MAX_ACCEPT,
-    wire.EXACTNESS_MODE_MAX_ACCEPT: ExactnessMode.MAX_ACCEPT,
-    wire.EXACTNESS_MODE_SEED_STABLE: ExactnessMode.SEED_STABLE,
-    wire.EXACTNESS_MODE_LENIENT: ExactnessMode.LENIENT,
-}
 WIRE_MODES = {mode: number for number, mode in MODES.items()}
 REASONS = {
     FinishReason.STOP_TOKEN: wire.FINISH_REASON_STOP_TOKEN,
@@ -76,26 +64,6 @@ def parse(kind: type[M], data: bytes) -> M:
         raise MalformedRequest from error
 
 
-def check_counts(request: wire.GenerateRequest, limits: RequestLimits, model: ServedModel) -> None:
-    """Refuse lists that are too long, before they are turned into values: that takes .15 s of the loop for 4 MiB.
-
-    Raises:
-        RequestError: a list has too many entries; names it.
-        ContextTooLong: a prompt or an answer prefix of tokens is too long.
-    """
-    sampling = request.sampling
-    check_count("stop", request.stop, limits.max_stop_strings)
-    check_count("stop_token_ids", request.stop_token_ids, limits.max_stop_token_ids)
-    check_count("sampling.bad_words", sampling.bad_words, limits.max_bad_words)
-    check_count("sampling.logit_bias", sampling.logit_bias, limits.max_logit_bias)
-    name = "sampling.allowed_token_ids"
-    check_count(name, sampling.allowed_token_ids, limits.max_allowed_token_ids)
-    check_count("speculation.branching", request.speculation.branching, MAX_BRANCHING)
-    check_count("chat.messages", request.chat.messages, limits.max_messages)
-    check_prefix_size("answer_prefix_tokens.ids", len(request.answer_prefix_tokens.ids), 1, model)
-    check_prompt_size(len(request.tokens.ids), model)
-
-
 def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool, max_messages: int) -> None:
     """Refuse options that a text to tokenise, or a chat, cannot have.
 
@@ -119,43 +87,6 @@ def check_tokenize(request: wire.TokenizeRequest, *, has_encoder: bool, max_mess
     )
     if request.source_language and not has_template:
         raise RequestError("source_language", "needs a source with its special tokens")
-
-
-def fields_of(request: wire.GenerateRequest, defaults: RequestDefaults) -> GenerateFields:
-    """Return the request's values with defaults filled in, unchecked.
-
-    Raises:
-        RequestError: this version does not know the exactness mode, or two forms are asked for.
-    """
-    fields = _given(request)
-    for name in ("tokens", "answer_prefix_tokens"):
-        if name in fields:
-            fields[name] = tuple(fields[name].ids)
-    if "chat" in fields:
-        fields["chat"] = chat_of(request.chat)
-    speculation = _given(request.speculation)
-    if "mode" in speculation:
-        if speculation["mode"] not in MODES:
-            raise RequestError("speculation.mode", "must be a known mode")
-        speculation["mode"] = MODES[speculation["mode"]]
-    given = Given(fields=fields, sampling=_given(request.sampling), speculation=speculation)
-    return generate_fields(given, defaults)
-
-
-def chat_of(chat: wire.Chat) -> ChatParams:
-    """Return a conversation as it was sent."""
-    has_wish = chat.HasField("add_generation_prompt")
-    return ChatParams(
-        messages=tuple(
-            ChatMessage(role=one.role, content=one.content, fields=one.fields_json)
-            for one in chat.messages
-        ),
-        adds_generation_prompt=chat.add_generation_prompt if has_wish else None,
-        continues_final=chat.continue_final_message,
-        tools=chat.tools_json,
-        arguments=chat.template_arguments_json,
-        template=chat.template,
-    )
 
 
 def add_tokens(
@@ -205,14 +136,6 @@ def finish_of(end: Finished, seed: int, request_id: str) -> wire.Finish:
         request_id=request_id,
         beams=[_beam(answer) for answer in end.beams],
     )
-
-
-def _given(message: Message) -> dict[str, Any]:
-    """Return the values of the given fields by name; a field without presence is absent at its default.
-
-    One call for all fields, because asking for each is slow.
-    """
-    return {field.name: value for field, value in message.ListFields()}
 
 
 def _beam(answer: BeamAnswer) -> wire.Beam:

@@ -12,7 +12,7 @@ from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security import gate
 from outrider.runtime.serving.v1.responses import Context, Sender, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
-from outrider.runtime.serving.vllm.generate_call import EngineCall
+from outrider.runtime.serving.vllm.engine_request import EngineRequest
 from outrider.runtime.serving.vllm.tokenizer_files import Archive, tokenizer_archive
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
@@ -86,7 +86,7 @@ class VllmEngineService:
 
     async def _generate(self, data: bytes, context: Context, sender: Sender) -> None:
         readiness, caller = self._readiness, caller_of(gate.identity(), context, protocol="vllm")
-        await readiness.handler.complete(EngineCall(readiness.serving, data, caller, sender))
+        await readiness.handler.complete(EngineRequest(readiness.serving, data, caller, sender))
 
     async def _abort(self, data: bytes) -> bytes:
         request_ids = parse(vllm.AbortRequest, data).request_ids

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.events import EmittedToken, FinishReason, PromptToken
 from outrider.v1 import inference_pb2 as wire

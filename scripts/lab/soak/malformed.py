@@ -23,14 +23,16 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from outrider import Client
 from outrider.client import build_request
-from outrider.runtime.core.checks.fields import Admission, GenerateFields
 from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
-from outrider.runtime.core.checks.options import check_abort_ids, check_text
-from outrider.runtime.core.checks.validate import build_spec, check_fields
+from outrider.runtime.core.checks.rules import check_abort_ids, check_text
 from outrider.runtime.core.errors import ServingError
-from outrider.runtime.serving.generation_defaults import NO_DEFAULTS, RequestDefaults
+from outrider.runtime.serving.requests.bounds import RequestRules
+from outrider.runtime.serving.requests.checks import check_request
+from outrider.runtime.serving.requests.client import ANONYMOUS
+from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
+from outrider.runtime.serving.requests.spec import Admission, EncodedTexts, build_spec
 from outrider.runtime.serving.v1.service import SERVICE
-from outrider.runtime.serving.v1.wire import check_counts, check_tokenize, fields_of, parse
+from outrider.runtime.serving.v1.wire import check_tokenize, parse
 from outrider.v1 import inference_pb2 as wire
 
 from scripts.lab.soak.run import check_idle
@@ -171,16 +173,16 @@ def _damage(data: bytearray, other: bytes, rng: random.Random) -> None:
             data[at:at] = bytes((rng.choice((0x7F, 0x80, 0xFF)),)) * rng.randint(1, 11)
 
 
-def check_request(fields: GenerateFields, model: ServedModel) -> None:
+def check(request: wire.GenerateRequest, model: ServedModel, defaults: RequestDefaults) -> None:
     """Refuse, as the request handler does, what cannot be answered; raises ``ServingError``."""
-    check_fields(fields, LIMITS, model)
-    prompt = fields.tokens or (1, 2)
-    admission = Admission(
-        internal_id="i", request_id="r", prompt_tokens=(0, 7) if model.max_source else prompt,
-        source_tokens=prompt if model.max_source else (), answer_prefix=fields.answer_prefix_tokens or (),
-        bad_words=((5,),), seed=fields.seed or 0, deadline_s=None,
+    rules, prompt = RequestRules(LIMITS, model), tuple(request.tokens.ids) or (1, 2)
+    check_request(request, defaults.fill(request), rules)
+    texts = EncodedTexts(
+        prompt=prompt, decoder_prefix=(0, 7) if model.max_source else None, bad_words=((5,),),
+        answer_prefix=tuple(request.answer_prefix_tokens.ids),
     )  # fmt: skip
-    build_spec(fields, admission, LIMITS, model)
+    admission = Admission(internal_id="i", seed=0, deadline_s=1.0, client=ANONYMOUS)
+    build_spec(request, texts, admission, rules, defaults)
 
 
 def judge(method: str, data: bytes, model: ServedModel, defaults: RequestDefaults) -> str:
@@ -197,9 +199,7 @@ def judge(method: str, data: bytes, model: ServedModel, defaults: RequestDefault
         elif method == "GetServerInfo":
             parse(wire.GetServerInfoRequest, data)
         else:
-            request = parse(wire.GenerateRequest, data)
-            check_counts(request, LIMITS, model)
-            check_request(fields_of(request, defaults), model)
+            check(parse(wire.GenerateRequest, data), model, defaults)
     except ServingError as error:
         return error.reason
     return "OK"

@@ -14,17 +14,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError
 from outrider.runtime.core import drafting
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
-from outrider.runtime.core.checks.validate import check_fields
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import MAX_PARTS, parse_drafter
 from outrider.runtime.core.errors import ContextTooLong, Overloaded, RequestError
 from outrider.runtime.serving import encoding
 from outrider.runtime.serving import tokenization as texts_module
+from outrider.runtime.serving.requests import checks
+from outrider.runtime.serving.requests.bounds import RequestRules
+from outrider.runtime.serving.requests.checks import check_request
 from outrider.runtime.serving.tokenization import BYTES_PER_TOKEN, INLINE_TEXT, TokenizationQueue
 from outrider.runtime.serving.tokenizer import TokenizersCodec, max_token_bytes
-from outrider.runtime.serving.v1 import generate_call
 from outrider.v1 import inference_pb2 as wire
 
 from tests.conftest import CORPUS, write_tokenizer
@@ -350,9 +350,10 @@ def test_a_text_of_too_many_bytes_is_refused_before_it_is_tokenised() -> None:
         name="m", vocab_size=9, max_context=11, max_gamma=0, eos_token_ids=(), drafters=("none",),
         max_token_bytes=5,
     )  # fmt: skip
-    check_fields(GenerateFields(text="é" * 25), RequestLimits(), model)
+    rules = RequestRules(RequestLimits(), model)
+    check_request(wire.GenerateRequest(text="é" * 25), "", rules)
     with pytest.raises(ContextTooLong) as caught:
-        check_fields(GenerateFields(text="é" * 25 + "a"), RequestLimits(), model)
+        check_request(wire.GenerateRequest(text="é" * 25 + "a"), "", rules)
     assert (caught.value.limit, caught.value.given) == (10, 11)
 
 
@@ -363,7 +364,7 @@ def test_a_text_of_too_many_bytes_is_refused_before_it_is_tokenised() -> None:
     ("options", "field"),
     [
         ({"prompt": [1] * 4200}, "prompt"),
-        ({"answer_prefix_tokens": {"ids": [1] * 4201}}, "answer_prefix_tokens.ids"),
+        ({"answer_prefix_tokens": {"ids": [1] * 4201}}, "answer_prefix_tokens"),
         ({"stop": ["a"] * 9}, "stop"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"bad_words": ["a"] * 65}, "sampling.bad_words"),
@@ -376,7 +377,7 @@ def test_a_text_of_too_many_bytes_is_refused_before_it_is_tokenised() -> None:
 async def test_lists_are_refused_before_they_are_turned_into_values(
     start, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], field: str
 ) -> None:
-    monkeypatch.setattr(generate_call, "fields_of", None)
+    monkeypatch.setattr(checks, "speculation_of", None)
     async with start() as run:
         with pytest.raises(CallError) as caught:
             await anext(run.client.generate(**{"prompt": wire.GenerateRequest(), **options}))

@@ -12,17 +12,17 @@ import uuid
 from dataclasses import replace
 
 from outrider.runtime.core import errors
-from outrider.runtime.core.checks.options import REQUEST_ID
-from outrider.runtime.serving.accounting import ClientIdentity
+from outrider.runtime.core.checks.rules import REQUEST_ID, REQUEST_ID_RULE
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of, values_of
-from outrider.runtime.serving.http.openai.call import PromptCall, ResponseHeader, Sink
 from outrider.runtime.serving.http.openai.fields import CompletionRequest, completion_request
+from outrider.runtime.serving.http.openai.prompt_request import PromptRequest, ResponseHeader, Sink
 from outrider.runtime.serving.http.openai.stream import StreamSink
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.http.openai.whole import WholeSink
 from outrider.runtime.serving.http.responses import answer_error
 from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.v1.responses import failure_of
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
@@ -131,14 +131,14 @@ class Completions:
 
     async def _complete(self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink) -> None:
         handler = self._readiness.handler
-        calls = [PromptCall(i, one, caller, sink) for i, one in enumerate(asked.requests)]
-        if len(calls) == 1:
-            await handler.complete(calls[0])
+        requests = [PromptRequest(i, asked, caller, sink) for i in range(len(asked.requests))]
+        if len(requests) == 1:
+            await handler.complete(requests[0])
             return
         try:
             async with asyncio.TaskGroup() as group:
-                for call in calls:
-                    group.create_task(handler.complete(call))
+                for one in requests:
+                    group.create_task(handler.complete(one))
         except BaseExceptionGroup as found:
             # Those that were ended for the first one's sake are not in it.
             raise found.exceptions[0] from None
@@ -154,7 +154,7 @@ def _id_of(asked: CompletionRequest) -> str:
     if not given:
         return uuid.uuid4().hex
     if not REQUEST_ID.fullmatch(given):
-        raise errors.RequestError("request_id", "must be 1..128 characters of [A-Za-z0-9._:-]")
+        raise errors.RequestError("request_id", REQUEST_ID_RULE)
     if len(last) > _MOST_ID:
         most = _MOST_ID - len(last) + len(given)
         rule = f"must be at most {most} characters: each of several prompts has its place behind it"

@@ -10,76 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.runtime.core.checks.fields import GenerateFields
-from outrider.runtime.core.checks.options import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.serving.http.openai import json_types
 from outrider.runtime.serving.http.openai.messages import chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of
 from outrider.runtime.serving.loaded_model import LoadedModel
-from outrider.runtime.serving.v1.fields import Given, generate_fields
+from outrider.runtime.serving.requests import json_types
+from outrider.runtime.serving.requests.json_fields import JsonFields
+from outrider.v1 import inference_pb2 as wire
 
 DEFAULT_MAX_TOKENS = 16
 """Of a completion, as OpenAI's; a chat may fill the context."""
-_FIELDS: Mapping[str, json_types.Kind] = {
-    "model": json_types.text,
-    "max_tokens": json_types.count,
-    "n": json_types.count,
-    "best_of": json_types.count,
-    "stop": json_types.text_or_texts,
-    "stop_token_ids": json_types.ids,
-    "include_stop_str_in_output": json_types.flag,
-    "ignore_eos": json_types.flag,
-    "skip_special_tokens": json_types.flag,
-    "echo": json_types.flag,
-    "regex": json_types.text,
-    "json_schema": json_types.text,
-    "grammar": json_types.text,
-    "disable_any_whitespace": json_types.flag,
-    "num_beams": json_types.count,
-    "length_penalty": json_types.number,
-    "early_stopping": json_types.flag,
-    "exhaustive_search": json_types.flag,
-    "source_language": json_types.text,
-    "target_language": json_types.text,
-    "answer_prefix": json_types.text,
-    "answer_prefix_tokens": json_types.ids,
-    "cache_salt": json_types.text,
-    "priority": json_types.count,
-    "adapter": json_types.text,
-    "return_provenance": json_types.flag,
-    "return_trace": json_types.flag,
-}
-_SAMPLING: Mapping[str, json_types.Kind] = {
-    "temperature": json_types.number,
-    "top_k": json_types.top_k,
-    "top_p": json_types.number,
-    "min_p": json_types.number,
-    "repetition_penalty": json_types.number,
-    "presence_penalty": json_types.number,
-    "frequency_penalty": json_types.number,
-    "logit_bias": json_types.biases,
-    "allowed_token_ids": json_types.ids,
-    "bad_words": json_types.texts,
-    "min_tokens": json_types.count,
-    "seed": json_types.count,
-    "no_repeat_ngram_size": json_types.count,
-}
-_SPECULATION: Mapping[str, json_types.Kind] = {
-    "enabled": json_types.flag,
-    "drafter": json_types.text,
-    "gamma": json_types.count,
-    "mode": json_types.mode,
-    "lenience": json_types.number,
-    "phrase_length": json_types.count,
-    "num_phrases": json_types.count,
-    "window": json_types.count,
-    "reference": json_types.text,
-    "adaptive": json_types.flag,
-    "block_verification": json_types.flag,
-    "beam_width": json_types.count,
-    "branching": json_types.ids,
-}
+# What a request says by other means, or a part of one alone.
+_NOT_BY_NAME = {
+    "request_id", "text", "tokens", "chat", "sampling", "speculation", "logprobs", "prompt_logprobs",
+}  # fmt: skip
+_NAMES = frozenset(wire.GenerateRequest.DESCRIPTOR.fields_by_name) - _NOT_BY_NAME
 _STREAM: Mapping[str, json_types.Kind] = {
     "include_usage": json_types.flag,
     "continuous_usage_stats": json_types.flag,
@@ -121,6 +66,7 @@ class CompletionRequest:
     Attributes:
         requests: one per prompt.
         is_chat: which of the two shapes the answer has.
+        default_max_tokens: of each, as far as limits and context have room; None for the server's.
         request_id: the caller's; empty where he gives none.
         streams: whether the answer comes in events.
         includes_usage: whether the last event has the usage.
@@ -131,8 +77,9 @@ class CompletionRequest:
         has_trace: whether each pass of the target is told.
     """
 
-    requests: tuple[GenerateFields, ...]
+    requests: tuple[wire.GenerateRequest, ...]
     is_chat: bool
+    default_max_tokens: int | None = None
     request_id: str = ""
     streams: bool = False
     includes_usage: bool = False
@@ -155,30 +102,17 @@ def completion_request(
     for name, rule in _REFUSED.items():
         if values.get(name) is not None:
             raise UnsupportedOption(name, rule)
-    if isinstance(biases := values.get("logit_bias"), dict):
-        check_count("logit_bias", biases, serving.limits.max_logit_bias)
     answer = json_types.read(values, _ANSWER)
     stream = json_types.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
-    fields = json_types.read(values, _FIELDS) | _logprobs(values, is_chat=is_chat) | _form(values)
-    if is_chat:
-        if (most := json_types.read(values, {"max_completion_tokens": json_types.count})) != {}:
-            fields["max_tokens"] = most["max_completion_tokens"]
-        prompts: list[dict[str, Any]] = [{"chat": chat_of(values, serving.limits.max_messages)}]
-    else:
-        prompts = prompts_of(values.get("prompt"), serving)
-    if "logprobs" in fields and fields.get("echo"):
-        fields["prompt_logprobs"] = fields["logprobs"]
-    sampling, speculation = json_types.read(values, _SAMPLING), _speculation(values)
+    request = _asked(values, serving, is_chat=is_chat)
     request_id = answer.get("request_id", "")
-    requests = []
-    for index, prompt in enumerate(prompts):
-        name = f"{request_id}-{index}" if request_id and len(prompts) > 1 else request_id
-        given = Given(
-            fields=fields | prompt | {"request_id": name},
-            sampling=sampling,
-            speculation=speculation,
-        )
-        requests.append(generate_fields(given, serving.defaults, _most_tokens(serving, is_chat)))
+    if is_chat:
+        request.chat.CopyFrom(chat_of(values, serving.limits.max_messages))
+        requests = [request]
+    else:
+        requests = prompts_of(values.get("prompt"), request, serving.rules)
+    for index, one in enumerate(requests):
+        one.request_id = f"{request_id}-{index}" if request_id and len(requests) > 1 else request_id
     return CompletionRequest(
         requests=tuple(requests),
         is_chat=is_chat,
@@ -186,11 +120,31 @@ def completion_request(
         streams=answer.get("stream", False),
         includes_usage=stream.get("include_usage", False),
         continuous_usage=stream.get("continuous_usage_stats", False),
-        has_logprobs="logprobs" in fields,
+        default_max_tokens=_most_tokens(serving, is_chat),
+        has_logprobs=request.HasField("logprobs"),
         has_token_ids=answer.get("return_token_ids", False),
-        has_provenance=fields.get("return_provenance", False),
-        has_trace=fields.get("return_trace", False),
+        has_provenance=request.return_provenance,
+        has_trace=request.return_trace,
     )
+
+
+def _asked(
+    values: Mapping[str, Any], serving: LoadedModel, *, is_chat: bool
+) -> wire.GenerateRequest:
+    """Return what a request asks for beside its prompts."""
+    request = wire.GenerateRequest()
+    fields = JsonFields(request, serving.rules, _NAMES)
+    for name, value in values.items():
+        fields.set(name, value)  # unknown names are ignored
+    fields.set_field("logprobs", _num_logprobs(values, is_chat=is_chat))
+    if is_chat:
+        most = json_types.read(values, {"max_completion_tokens": json_types.count})
+        fields.set("max_tokens", most.get("max_completion_tokens"))
+    if (schema := _schema(values)) is not None:
+        request.json_schema = schema
+    if request.HasField("logprobs") and request.echo:
+        request.prompt_logprobs = request.logprobs
+    return request
 
 
 def _most_tokens(serving: LoadedModel, is_chat: bool) -> int | None:
@@ -200,43 +154,34 @@ def _most_tokens(serving: LoadedModel, is_chat: bool) -> int | None:
     return serving.limits.max_tokens if is_chat else DEFAULT_MAX_TOKENS
 
 
-def _speculation(values: Mapping[str, Any]) -> dict[str, Any]:
-    given = json_types.read(values, {"speculation": json_types.mapping}).get("speculation", {})
-    for name in given:
-        if name not in _SPECULATION:
-            rule = f"must have no other names than {', '.join(_SPECULATION)}"
-            raise RequestError("speculation", rule)
-    return json_types.read(given, _SPECULATION, "speculation.")
-
-
-def _logprobs(values: Mapping[str, Any], *, is_chat: bool) -> dict[str, Any]:
+def _num_logprobs(values: Mapping[str, Any], *, is_chat: bool) -> Any:
     """Return the number of alternatives; a chat asks for log-probabilities and for alternatives apart."""
     if not is_chat:
-        return json_types.read(values, {"logprobs": json_types.count})
+        return values.get("logprobs")
     given = json_types.read(values, {"logprobs": json_types.flag, "top_logprobs": json_types.count})
     if given.get("logprobs"):
-        return {"logprobs": given.get("top_logprobs", 0)}
+        return given.get("top_logprobs", 0)
     if given.get("top_logprobs"):
         raise RequestError("top_logprobs", "needs logprobs true")
-    return {}
+    return None
 
 
-def _form(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the form of the answer that ``response_format`` asks for, by the names of our own fields."""
+def _schema(values: Mapping[str, Any]) -> str | None:
+    """Return the JSON schema that ``response_format`` asks for; None for none."""
     given = json_types.read(values, {"response_format": json_types.mapping}).get("response_format")
     if given is None:
-        return {}
+        return None
     if values.get("json_schema") is not None:
         raise RequestError("json_schema", "must be left out with response_format")
     kind = given.get("type")
     if kind == "text":
-        return {}
+        return None
     if kind == "json_object":
-        return {"json_schema": '{"type":"object"}'}
+        return '{"type":"object"}'
     if kind != "json_schema":
         raise RequestError("response_format.type", "must be text, json_object or json_schema")
     found = json_types.mapping("response_format.json_schema", given.get("json_schema"))
     schema = found.get("schema")
     if not isinstance(schema, dict):
         raise RequestError("response_format.json_schema.schema", "must be an object")
-    return {"json_schema": json_types.json_text("response_format.json_schema.schema", schema)}
+    return json_types.json_text("response_format.json_schema.schema", schema)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.core.params import ChatMessage, ChatParams
-from outrider.runtime.serving.http.openai import json_types
+from outrider.runtime.serving.requests import json_types
+from outrider.v1 import inference_pb2 as wire
 
 _FIELDS: Mapping[str, json_types.Kind] = {
     "add_generation_prompt": json_types.flag,
@@ -19,7 +19,7 @@ _FIELDS: Mapping[str, json_types.Kind] = {
 _CHOICES = ("none", "auto")
 
 
-def chat_of(values: Mapping[str, Any], max_messages: int) -> ChatParams:
+def chat_of(values: Mapping[str, Any], max_messages: int) -> wire.Chat:
     """Return the conversation of a request; roles, sizes and templates are not checked yet.
 
     Messages are counted before they are looked at: 4 MiB of short ones take seconds of the event loop.
@@ -36,17 +36,19 @@ def chat_of(values: Mapping[str, Any], max_messages: int) -> ChatParams:
     arguments = dict(given.get("chat_template_kwargs", {}))
     if (documents := values.get("documents")) is not None:
         arguments["documents"] = documents
-    return ChatParams(
-        messages=tuple(_message(index, one) for index, one in enumerate(messages)),
-        adds_generation_prompt=given.get("add_generation_prompt"),
-        continues_final=given.get("continue_final_message", False),
-        tools=_tools(values),
-        arguments=json_types.json_text("chat_template_kwargs", arguments) if arguments else "",
+    return wire.Chat(
+        messages=[_message(index, one) for index, one in enumerate(messages)],
+        add_generation_prompt=given.get("add_generation_prompt"),
+        continue_final_message=given.get("continue_final_message", False),
+        tools_json=_tools(values),
+        template_arguments_json=(
+            json_types.json_text("chat_template_kwargs", arguments) if arguments else ""
+        ),
         template=given.get("chat_template", ""),
     )
 
 
-def _message(index: int, value: Any) -> ChatMessage:
+def _message(index: int, value: Any) -> wire.ChatMessage:
     path = f"messages[{index}]"
     message = dict(json_types.mapping(path, value))
     role = json_types.text(f"{path}.role", message.pop("role", None))
@@ -54,11 +56,12 @@ def _message(index: int, value: Any) -> ChatMessage:
     rest = {name: one for name, one in message.items() if one is not None}
     if content is None:
         # Of an assistant that calls tools: no content is not the empty one.
-        return ChatMessage(role=role, fields=json_types.json_text(path, {**rest, "content": None}))
-    return ChatMessage(
+        fields = json_types.json_text(path, {**rest, "content": None})
+        return wire.ChatMessage(role=role, fields_json=fields)
+    return wire.ChatMessage(
         role=role,
         content=_text(f"{path}.content", content),
-        fields=json_types.json_text(path, rest) if rest else "",
+        fields_json=json_types.json_text(path, rest) if rest else "",
     )
 
 

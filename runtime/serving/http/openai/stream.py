@@ -15,8 +15,8 @@ from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.events import Finished, PromptToken, StepTrace
 from outrider.runtime.core.params import RequestSpec, sample_seed
 from outrider.runtime.serving.http.errors import body_of
-from outrider.runtime.serving.http.openai.call import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
+from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     Tokens,

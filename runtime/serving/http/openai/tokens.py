@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outrider.runtime.core.checks.fields import GenerateFields
-from outrider.runtime.core.checks.options import check_count, check_ids, check_text
-from outrider.runtime.core.checks.validate import check_model_chat
+from outrider.runtime.core.checks.rules import check_count, check_ids, check_text
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
 from outrider.runtime.serving.encoding import MAX_ANSWER_BYTES
-from outrider.runtime.serving.http.openai import json_types
-from outrider.runtime.serving.http.openai.messages import chat_of
+from outrider.runtime.serving.http.openai import messages
 from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.requests import json_types
+from outrider.runtime.serving.requests.checks import check_served_chat
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.requests.spec import chat_of
 from outrider.v1 import inference_pb2 as wire
 
 _TOKENIZE: Mapping[str, json_types.Kind] = {
@@ -37,10 +37,10 @@ async def tokenize(
     model, limits = serving.model, serving.limits
     given = json_types.read(values, _TOKENIZE)
     if "messages" in values:
-        chat = chat_of(values, limits.max_messages)
-        check_model_chat(chat, limits, model)
+        chat = messages.chat_of(values, limits.max_messages)
+        check_served_chat(chat, serving.rules)
         encoder = handler.encoder_for(caller.method, caller)
-        data = await encoder.tokenize_chat(chat, model.max_context)
+        data = await encoder.tokenize_chat(chat_of(chat), model.max_context)
     else:
         if "prompt" not in given:
             raise RequestError("prompt", "is required, and must be a string")
@@ -74,9 +74,8 @@ async def detokenize(
     tokens = json_types.ids("tokens", values.get("tokens"))
     check_count("tokens", tokens, serving.limits.max_prompt_bytes)
     check_ids("tokens", tokens, serving.model.vocab_size)
-    fields = GenerateFields(tokens=tokens, skip_special_tokens=False)
     encoder = readiness.handler.encoder_for(caller.method, caller)
-    text = await encoder.echo(fields, tokens)
+    text = await encoder.decode(tokens, skip_special_tokens=False)
     if len(text) > MAX_ANSWER_BYTES:
         raise RequestError("tokens", f"must be a text of at most {MAX_ANSWER_BYTES} letters")
     return {"prompt": text}

@@ -8,9 +8,9 @@ from typing import Any
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec, sample_seed
-from outrider.runtime.serving.http.openai.call import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.completion_buffer import CompletionBuffer, Logprobs
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
+from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     provenance_of,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider.runtime.core.checks.options import check_chat
+from outrider.runtime.core.checks.rules import check_chat
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.chat.control_token_escaping import MARK_START, ControlTokenEscaping

@@ -16,7 +16,7 @@ from outrider.errors import decode_error
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.serving import encoding
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.generation_defaults import RequestDefaults
+from outrider.runtime.serving.requests.defaults import RequestDefaults
 from outrider.runtime.serving.tokenization import INLINE_TEXT
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.v1 import inference_pb2 as wire

@@ -58,7 +58,7 @@ REFUSED = [
     ({"stream": 1}, "stream", "must be true or false"),
     ({"stream_options": []}, "stream_options", "must be an object"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage", "true or false"),
-    ({"speculation": {"gama": 1}}, "speculation", "must have no other names"),
+    ({"speculation": {"gama": 1}}, "speculation.gama", "there is no such option"),
     ({"speculation": {"gamma": 99}}, "speculation.gamma", "must be in [0, 4]"),
     ({"speculation": {"mode": "fast"}}, "speculation.mode", "must be one of max_accept"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "must be text"),

@@ -13,8 +13,8 @@ from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.events import EmittedToken, Provenance
-from outrider.runtime.serving.generation_defaults import RequestDefaults
 from outrider.runtime.serving.kserve.response import Answer
+from outrider.runtime.serving.requests.defaults import RequestDefaults
 from outrider.runtime.serving.response_stream import Batch
 
 from tests.runtime.conftest import LetterCodec
@@ -234,20 +234,23 @@ REFUSED = {
     "a truth for a number": (infer_request(max_tokens=True), "max_tokens: must be a whole number"),
     "a number for a truth": (infer_request(ignore_eos=1), "ignore_eos: must be true or false"),
     "a fraction": (infer_request(top_k=1.5), "sampling.top_k: must be a whole number"),
-    "a large number": (infer_request(seed=2**64), "sampling.seed: must be a whole number"),
-    "a vast number": (infer_request(temperature=10**400), "sampling.temperature: must be a number"),
-    "half a character": (infer_request(stop="\ud800"), "stop: must be a list, each a text"),
-    "no list": (infer_request(stop_token_ids=3), "stop_token_ids: must be a list"),
+    "a large number": (
+        infer_request(seed=2**64),
+        "sampling.seed: must be in [0, 18446744073709551615]",
+    ),
+    "a vast number": (infer_request(temperature=10**400), "sampling.temperature: must be a finite"),
+    "half a character": (infer_request(stop="\ud800"), "stop: must be UTF-8, of whole characters"),
+    "no list": (infer_request(stop_token_ids=3), "stop_token_ids: must be an array"),
     "no biases": (infer_request(logit_bias=[1]), "sampling.logit_bias: must be an object"),
-    "no mode": (infer_request(speculation={"mode": 3}), "speculation.mode: must be max_accept"),
-    "no speculation": (infer_request(speculation=3), "speculation: must be a JSON object"),
+    "no mode": (infer_request(speculation={"mode": 3}), "speculation.mode: must be a string"),
+    "no speculation": (infer_request(speculation=3), "speculation: must be an object"),
     "an unknown speculation": (infer_request(speculation={"x": 1}), "speculation.x: there is no"),
     "an option twice": (
         infer_request(max_tokens=3, parameters={"max_tokens": 4}),
         "parameters: must not say again",
     ),
     "a range": (infer_request(temperature=9), "sampling.temperature: must be 0 or in"),
-    "NaN": (infer_request(temperature=float("nan")), "sampling.temperature: must be 0 or in"),
+    "NaN": (infer_request(temperature=float("nan")), "sampling.temperature: must be a finite"),
     "a long list": (infer_request(stop=["a"] * 99), "stop: must have at most 8 entries"),
     "no time": (
         infer_request(parameters={"timeout": 0}),

@@ -214,7 +214,7 @@ async def test_a_client_that_does_not_read_is_cut_off_with_all_it_asked(start_en
 
 async def test_an_internal_error_is_told_by_its_id(start, monkeypatch, caplog):
     async with start(serve_options=KSERVE) as run, stub_of(run.address) as stub:
-        monkeypatch.setattr(run.server.readiness.handler, "_texts", None)
+        monkeypatch.setattr(run.server.readiness.handler, "_encoder", None)
         (answer,) = await answers_of(stub, infer_request("secret", name="i", **GREEDY))
     assert answer.error_message.startswith("[request id: i] INTERNAL: internal error; error id ")
     assert answer.error_message.rpartition(" ")[2] in caplog.text

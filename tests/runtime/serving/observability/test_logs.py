@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from outrider import CallError
 from outrider.runtime.core.errors import ConfigError, Unauthenticated
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.observability import logs
 from outrider.runtime.serving.observability.logs import (
     Logging,
@@ -25,6 +24,7 @@ from outrider.runtime.serving.observability.logs import (
     begin_request,
     logged_stage,
 )
+from outrider.runtime.serving.requests.client import ClientIdentity
 
 log = logging.getLogger("outrider.somewhere")
 PARENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from outrider.runtime.serving.accounting import ClientIdentity, _access_fields
+from outrider.runtime.serving.accounting import _access_fields
 from outrider.runtime.serving.observability.tracing import Ended, Times
+from outrider.runtime.serving.requests.client import ClientIdentity
 
 from scripts.list_metrics import PAGE, renewed
 from tests.runtime.watched import Watched

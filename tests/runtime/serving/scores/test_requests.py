@@ -11,9 +11,9 @@ from outrider import CallError, build_request
 from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.cli.main import app
 from outrider.runtime.core import events
-from outrider.runtime.serving.accounting import ClientIdentity
-from outrider.runtime.serving.v1 import generate_call
-from outrider.runtime.serving.v1.generate_call import GenerateCall
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.v1 import generate_request
+from outrider.runtime.serving.v1.generate_request import V1Request
 from outrider.v1 import inference_pb2 as wire
 from typer.testing import CliRunner
 
@@ -74,7 +74,7 @@ async def test_a_prompt_is_echoed_once_in_front_of_its_answer(start):
 
 
 async def test_a_long_echo_comes_in_several_responses(start, monkeypatch):
-    monkeypatch.setattr(generate_call, "MOST_TEXT", 5)
+    monkeypatch.setattr(generate_request, "MOST_TEXT", 5)
     async with start() as run:
         asked = {"n": 2, "echo": True, "max_tokens": 1, "temperature": 0}
         responses = await collect(run.client.generate([0, 1, 2, 3] * 4, **asked))
@@ -134,7 +134,7 @@ async def test_each_response_of_a_long_prompt_has_a_stall_limit_of_its_own(start
     async with start(stall_timeout_s=5.0) as run:
         reader = SteadyReader()
         data = build_request([0] * 50, max_tokens=0, prompt_logprobs=0).SerializeToString()
-        call = GenerateCall(run.serving, data, ClientIdentity(), reader.write)
+        call = V1Request(run.serving, data, ClientIdentity(), reader.write)
         monkeypatch.setattr(asyncio, "timeout", kept)
         await asyncio.create_task(run.server.readiness.handler.complete(call))
     assert len(reader.left_s) == 5

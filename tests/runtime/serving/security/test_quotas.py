@@ -10,16 +10,16 @@ from pathlib import Path
 import grpc
 import pytest
 from outrider import CallError, Client
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import DeadlineUnreachable, QuotaExceeded
 from outrider.runtime.core.tenant import TenantRules
-from outrider.runtime.serving.accounting import ClientIdentity, RequestAccounting
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.audit import AuditLog
 from outrider.runtime.serving.security.options import SecurityOptions
-from outrider.runtime.serving.v1.generate_call import GenerateCall
+from outrider.runtime.serving.v1.generate_request import V1Request
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.conftest import LetterCodec
@@ -115,7 +115,7 @@ async def test_tokens_that_no_message_took_are_charged_to_who_does_not_read(star
     told = {"security": shares, "audit": AuditLog(path), "config": config}
     async with start(**told) as run, client_of(run.address, "x") as x:
         handler, data = run.server.readiness.handler, request.SerializeToString()
-        call = GenerateCall(run.serving, data, caller, never_sent)
+        call = V1Request(run.serving, data, caller, never_sent)
         answer = asyncio.ensure_future(handler.complete(call))
         await is_full.wait()
         async with asyncio.timeout(PATIENCE_S):
@@ -214,13 +214,13 @@ def test_texts_on_their_way_count_as_waiting():
     for record in records:
         record.called_by(caller)
     for record in records[:2]:
-        record.begin(GenerateFields())
+        record.begin(wire.GenerateRequest())
     with pytest.raises(QuotaExceeded, match="max_queued"):
-        records[2].begin(GenerateFields())
+        records[2].begin(wire.GenerateRequest())
     records[2].arrived()
     records[0].arrived()
     records[0].arrived()
-    records[2].begin(GenerateFields())
+    records[2].begin(wire.GenerateRequest())
     for record in records:
         record.arrived()
     assert not accounting.on_way
@@ -232,6 +232,6 @@ def test_who_has_stopped_waiting_is_told_so_before_anything_is_counted():
     late, patient = accounting.open(), accounting.open()
     late.called_by(ClientIdentity(remaining_s=0.0, rules=rules))
     with pytest.raises(DeadlineUnreachable):
-        late.begin(GenerateFields())
+        late.begin(wire.GenerateRequest())
     patient.called_by(ClientIdentity(remaining_s=1.0, rules=rules))
-    patient.begin(GenerateFields())
+    patient.begin(wire.GenerateRequest())

@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 from outrider import build_request
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
-from outrider.runtime.core.checks.validate import check_fields
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.core.params import BeamParams
-from outrider.runtime.serving.generation_defaults import (
-    NO_DEFAULTS,
-    RequestDefaults,
-    request_defaults,
-)
-from outrider.runtime.serving.v1.wire import fields_of
+from outrider.runtime.core.params import BeamParams, RequestSpec
+from outrider.runtime.serving.generation_defaults import request_defaults
+from outrider.runtime.serving.requests.bounds import RequestRules
+from outrider.runtime.serving.requests.checks import check_request
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
+from outrider.runtime.serving.requests.spec import Admission, EncodedTexts, build_spec
 
 LIMITS = RequestLimits()
 MODEL = ServedModel(
@@ -47,20 +45,27 @@ def read(asked: dict[str, object], num_prefix: int = 2) -> tuple[RequestDefaults
     return request_defaults(asked, num_prefix=num_prefix, limits=LIMITS, model=MODEL)
 
 
-def fields(defaults: RequestDefaults, **options: object) -> GenerateFields:
-    """The checked fields of a request that leaves all else open."""
-    found = fields_of(build_request("a", **options), defaults)
-    check_fields(found, LIMITS, MODEL)
-    return found
+def spec(defaults: RequestDefaults, **options: object) -> RequestSpec:
+    """What the worker gets of a request that leaves all else open."""
+    request, rules = build_request("a", **options), RequestRules(LIMITS, MODEL)
+    check_request(request, defaults.fill(request), rules)
+    admission = Admission(internal_id="i", seed=1, deadline_s=1.0, client=ClientIdentity())
+    texts = EncodedTexts(prompt=(3,), decoder_prefix=(5, 6))
+    return build_spec(request, texts, admission, rules, defaults)
+
+
+def law(**values: object) -> SamplingParams:
+    """Parameters of a model with this end token and this banned one."""
+    return SamplingParams(**{"bad_words": ((1,),), "end_token_ids": (2,), **values})
 
 
 def test_a_request_that_leaves_everything_open_gets_everything() -> None:
     defaults, line = read(SUMMARIES)
-    found = fields(defaults)
+    found = spec(defaults)
     assert found.beams == BeamParams(num_beams=4, length_penalty=2.0, stops_early=True)
-    assert found.params == SamplingParams(temperature=0.0, no_repeat_ngram_size=3)
     # Of 56 and 142 two are the decoder prefix.
-    assert (found.default_min_tokens, defaults.max_tokens) == (54, 140)
+    assert found.params == law(temperature=0.0, no_repeat_ngram_size=3, min_tokens=54)
+    assert defaults.max_tokens == 140
     assert line == (
         "defaults of requests are the checkpoint's: early_stopping True, length_penalty 2.0, num_beams 4, "
         "no_repeat_ngram_size 3, temperature 0.0, min_tokens 54, max_tokens 140; "
@@ -70,15 +75,12 @@ def test_a_request_that_leaves_everything_open_gets_everything() -> None:
 
 def test_what_a_request_says_stands() -> None:
     defaults, _ = read(SUMMARIES)
-    plain = fields(defaults, num_beams=1, temperature=0.5, no_repeat_ngram_size=0, min_tokens=0)
+    plain = spec(defaults, num_beams=1, temperature=0.5, no_repeat_ngram_size=0, min_tokens=0)
     assert plain.beams is None
-    assert plain.params == SamplingParams(temperature=0.5)
-    assert plain.default_min_tokens == 0
-    searched = fields(defaults, num_beams=2, length_penalty=0.5, exhaustive_search=True)
+    assert plain.params == law(temperature=0.5)
+    searched = spec(defaults, num_beams=2, length_penalty=0.5, exhaustive_search=True)
     assert searched.beams == BeamParams(num_beams=2, length_penalty=0.5, is_exhaustive=True)
-    assert fields(defaults, early_stopping=False).beams == BeamParams(
-        num_beams=4, length_penalty=2.0
-    )
+    assert spec(defaults, early_stopping=False).beams == BeamParams(num_beams=4, length_penalty=2.0)
 
 
 @pytest.mark.parametrize(
@@ -99,38 +101,38 @@ def test_whoever_did_not_ask_for_the_search_is_told_whose_it_is(
 ) -> None:
     defaults, _ = read(SUMMARIES)
     with pytest.raises(RequestError) as caught:
-        fields(defaults, **options)
+        spec(defaults, **options)
     assert (caught.value.field, caught.value.rule[-54:]) == (
         field,
         "with num_beams (the server's default: say num_beams 1)",
     )
     with pytest.raises(RequestError) as caught:
-        fields(defaults, num_beams=2, **options)
+        spec(defaults, num_beams=2, **options)
     assert caught.value.rule.endswith("with num_beams")
 
 
 def test_without_defaults_a_request_gets_the_servers_own() -> None:
-    found = fields(NO_DEFAULTS)
-    assert (found.beams, found.params, found.default_min_tokens) == (None, SamplingParams(), 0)
+    found = spec(NO_DEFAULTS)
+    assert (found.beams, found.params) == (None, law())
 
 
 def test_a_checkpoint_that_samples_gives_its_parameters_and_no_search() -> None:
     drawing = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "num_beams": 2}
     defaults, line = read(drawing)
-    assert fields(defaults).params == SamplingParams(temperature=0.7, top_k=20, top_p=0.9)
-    assert fields(defaults).beams is None
+    assert spec(defaults).params == law(temperature=0.7, top_k=20, top_p=0.9)
+    assert spec(defaults).beams is None
     assert line.endswith(
         "not applied: num_beams (a beam search draws nothing, and do_sample is true)"
     )
     # Transformers reads none of these where it does not sample.
     greedy, _ = read({"temperature": 0.7, "top_k": 20})
-    assert fields(greedy).params == SamplingParams(temperature=0.0)
+    assert spec(greedy).params == law(temperature=0.0)
 
 
 def test_what_a_search_cannot_have_is_for_requests_without_one() -> None:
     defaults, line = read({"num_beams": 2, "repetition_penalty": 1.5})
-    assert fields(defaults).params == SamplingParams(temperature=0.0)
-    assert fields(defaults, num_beams=1).params.repetition_penalty == 1.5
+    assert spec(defaults).params == law(temperature=0.0)
+    assert spec(defaults, num_beams=1).params.repetition_penalty == 1.5
     assert line.endswith("not applied: repetition_penalty (only to requests without num_beams)")
 
 

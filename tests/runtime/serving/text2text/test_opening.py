@@ -16,7 +16,7 @@ from outrider.runtime.serving.factory import (
     _of_sources,
     _with_generation_defaults,
 )
-from outrider.runtime.serving.generation_defaults import NO_DEFAULTS
+from outrider.runtime.serving.requests.defaults import NO_DEFAULTS
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 
 from tests.conftest import write_tokenizer

@@ -12,7 +12,7 @@ import pytest
 from outrider import CallError
 from outrider.engines.base import FloatArray
 from outrider.engines.bundle.encoder_decoder import LANGUAGE, TEXT, EncoderDecoder
-from outrider.runtime.serving.generation_defaults import RequestDefaults
+from outrider.runtime.serving.requests.defaults import RequestDefaults
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec
 from outrider.v1 import inference_pb2 as wire
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from outrider.errors import decode_error
 from outrider.runtime.core.checks.limits import RequestLimits
-from outrider.runtime.serving.generation_defaults import RequestDefaults
+from outrider.runtime.serving.requests.defaults import RequestDefaults
 from outrider.runtime.serving.vllm.wire import request_of
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 

@@ -21,7 +21,7 @@ def test_nothing_but_refusals_and_answers_comes_of_them():
 
 
 def test_what_is_raised_beside_refusals_is_found(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(malformed, "check_fields", lambda *_: 1 // 0)
+    monkeypatch.setattr(malformed, "check_request", lambda *_: 1 // 0)
     _, problems = malformed.in_process(100, seed=3)
     assert problems
     assert all("ZeroDivisionError" in problem for problem in problems)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.http.openai import json_types
+from outrider.runtime.serving.requests import json_types
 
 from tests.runtime.serving.chat.test_requests import HELLO, RENDERED, TOKENIZER, chat_server
 

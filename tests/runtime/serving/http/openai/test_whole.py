@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from outrider import build_request
 from outrider.engines.sampling.base import TokenLogprobs
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.events import (
     EmittedToken,
     Finished,
@@ -18,8 +18,8 @@ from outrider.runtime.core.events import (
 )
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.http.openai import whole
-from outrider.runtime.serving.http.openai.call import ResponseHeader
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
+from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader
 from outrider.runtime.serving.http.openai.response_json import chat_logprobs, completion_logprobs
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.response_stream import Batch
@@ -72,7 +72,7 @@ async def test_log_probabilities_are_made_json_as_tokens_come(monkeypatch, is_ch
         sent.append(message.get("body", b""))
 
     asked = CompletionRequest(
-        requests=(GenerateFields(num_samples=2),), is_chat=is_chat, has_logprobs=True
+        requests=(build_request("a", n=2),), is_chat=is_chat, has_logprobs=True
     )
     head = ResponseHeader(id="x", created_s=1, model="letters", spelling=SPELLING)
     sink = whole.WholeSink(asked, head, send, {})

@@ -1,6 +1,6 @@
-"""The kinds of values that fields have: each takes a field's name and a JSON value, and returns what the runtime has.
+"""Types of JSON values: each function takes a field's name and a value, and returns the value as the wire takes it.
 
-Ranges are the runtime's to check (``core.checks.validate``); here a wrong type is refused, by the field and the rule.
+Bounds are checked later (``checks``); here a wrong type is refused, by the field and the rule.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.errors import RequestError
+from outrider.v1 import inference_pb2 as wire
 
 Kind = Callable[[str, Any], Any]
 
@@ -63,12 +64,6 @@ def number(name: str, value: Any) -> float:
     return found
 
 
-def top_k(name: str, value: Any) -> int:
-    """Take a whole number; vLLM's -1 is off, too."""
-    found = count(name, value)
-    return 0 if found == -1 else found
-
-
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Take an array of strings."""
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
@@ -108,12 +103,17 @@ def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 
-def mode(name: str, value: Any) -> ExactnessMode:
+def mode(name: str, value: Any) -> int:
     """Take the name of an exactness mode, in either case."""
     lowered = text(name, value).lower()
     if lowered not in set(ExactnessMode):
         raise RequestError(name, f"must be one of {', '.join(ExactnessMode)}")
-    return ExactnessMode(lowered)
+    return int(wire.ExactnessMode.Value(f"EXACTNESS_MODE_{lowered.upper()}"))
+
+
+def text_or_object(name: str, value: Any) -> str:
+    """Take a string, or an object as its JSON."""
+    return json_text(name, value) if isinstance(value, dict) else text(name, value)
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec, sample_seed
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.v1.wire import (
     add_tokens,
-    check_counts,
-    fields_of,
     finish_of,
     parse,
     step_of,
@@ -24,43 +21,43 @@ from outrider.v1 import inference_pb2 as wire
 MOST_TEXT = 1 << 19
 
 
-class GenerateCall:
-    """A call of ``runtime.serving.request_handler``, parsed from bytes.
+class V1Request:
+    """A request of ``runtime.serving.request_handler``, parsed from bytes.
 
     Args:
         serving: what is served.
         data: a ``GenerateRequest``.
-        caller: who asks.
+        client: who asks.
         send: takes the responses.
     """
+
+    default_max_tokens: int | None = None
 
     def __init__(
         self,
         serving: LoadedModel,
         data: bytes,
-        caller: ClientIdentity,
+        client: ClientIdentity,
         send: Callable[[bytes], Awaitable[None]],
     ) -> None:
         self._serving = serving
         self._data = data
-        self._caller = caller
+        self._client = client
         self._send = send
         self._returns_provenance = self._returns_trace = False
         self._spec: RequestSpec | None = None
 
-    def caller(self) -> ClientIdentity:
+    def client(self) -> ClientIdentity:
         """Return who asks."""
-        return self._caller
+        return self._client
 
-    def fields(self) -> GenerateFields:
-        """Return what the bytes ask for, unchecked but for the lengths of lists."""
-        serving = self._serving
+    def message(self) -> wire.GenerateRequest:
+        """Return what the bytes ask for, unchecked."""
         request = parse(wire.GenerateRequest, self._data)
         self._data = b""  # it may have megabytes, and the request may wait for long
         self._returns_provenance = request.return_provenance
         self._returns_trace = request.return_trace
-        check_counts(request, serving.limits, serving.model)
-        return fields_of(request, serving.defaults)
+        return request
 
     def begin(self, spec: RequestSpec) -> None:
         """Note the seed and the name of the request in the queue."""

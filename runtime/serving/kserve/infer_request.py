@@ -11,8 +11,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from outrider.oip import inference_pb2 as oip
-from outrider.runtime.core.checks.fields import GenerateFields
-from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import (
     MalformedRequest,
     ModelNotFound,
@@ -21,7 +20,6 @@ from outrider.runtime.core.errors import (
 )
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.kserve.options import add_options, read_options
 from outrider.runtime.serving.kserve.response import (
     LOGPROBS,
@@ -33,8 +31,8 @@ from outrider.runtime.serving.kserve.response import (
 )
 from outrider.runtime.serving.kserve.tensors import BOOL, BYTES, read_inputs
 from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.response_stream import Batch
-from outrider.runtime.serving.v1.wire import check_counts, fields_of
 from outrider.v1 import inference_pb2 as wire
 
 VERSION = "1"
@@ -82,28 +80,30 @@ class Wishes:
     lead: str = ""
 
 
-class InferCall:
-    """A call of ``runtime.serving.request_handler``.
+class InferRequest:
+    """A request of ``runtime.serving.request_handler``.
 
     Args:
         serving: the served model.
         message: None where the bytes were no such message.
-        caller: who asks.
+        client: who asks.
         send: takes the responses.
         is_stream: whether ``send`` takes more than one, each of which says if it is the last.
     """
+
+    default_max_tokens: int | None = None
 
     def __init__(
         self,
         serving: LoadedModel,
         message: oip.ModelInferRequest | None,
-        caller: ClientIdentity,
+        client: ClientIdentity,
         send: Send,
         *,
         is_stream: bool = False,
     ) -> None:
         self._serving = serving
-        self._caller = caller
+        self._client = client
         self._send = send
         self._is_stream = is_stream
         self._message = message
@@ -113,19 +113,19 @@ class InferCall:
         self._answers: list[Answer] = []
         self._num_open = 0
 
-    def caller(self) -> ClientIdentity:
+    def client(self) -> ClientIdentity:
         """Return who asks, with the time that the request gives itself."""
-        remaining_s = self._caller.remaining_s
+        remaining_s = self._client.remaining_s
         timeout_us = None if self._message is None else _timeout_us(self._message)
         if timeout_us is None:
-            return self._caller
+            return self._client
         own_s = timeout_us / 1e6
         return replace(
-            self._caller, remaining_s=own_s if remaining_s is None else min(own_s, remaining_s)
+            self._client, remaining_s=own_s if remaining_s is None else min(own_s, remaining_s)
         )
 
-    def fields(self) -> GenerateFields:
-        """Return what the message asks for, unchecked but for its tensors and the lengths of lists."""
+    def message(self) -> wire.GenerateRequest:
+        """Return what the message asks for, unchecked but for its tensors."""
         message, serving = self._message, self._serving
         self._message = None  # it may have megabytes, and the request may wait for long
         if message is None:
@@ -143,15 +143,14 @@ class InferCall:
         if not options.keys().isdisjoint(given):
             rule = "must not say again what sampling_parameters say"
             raise RequestError("parameters", rule)
-        add_options(request, given | options)
+        add_options(request, given | options, serving.rules)
         self._wishes = Wishes(
             outputs=_outputs(message, inputs),
             streams=inputs.get("stream", False),
             has_empty_final=has_empty_final,
             lead=self._lead(inputs, echoes=request.echo),
         )
-        check_counts(request, serving.limits, serving.model)
-        return fields_of(request, serving.defaults)
+        return request
 
     def _lead(self, inputs: dict[str, Any], *, echoes: bool) -> str:
         """Return the prompt where the text is to begin with it: by Triton's rule unless it is streamed."""

@@ -7,55 +7,54 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from outrider.runtime.core.checks.fields import GenerateFields
-from outrider.runtime.core.checks.options import check_count
+from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.response_stream import Batch
-from outrider.runtime.serving.v1.wire import check_counts, fields_of, parse
+from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.vllm.wire import (
     REASONS,
     add_input_logprobs,
     add_output_logprobs,
     request_of,
 )
+from outrider.v1 import inference_pb2 as wire
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 Send = Callable[[bytes], Awaitable[None]]
 
 
-class EngineCall:
-    """A call of ``runtime.serving.request_handler``, parsed from bytes; ``send`` takes its responses."""
+class EngineRequest:
+    """A request of ``runtime.serving.request_handler``, parsed from bytes; ``send`` takes its responses."""
+
+    default_max_tokens: int | None = None
 
     def __init__(
-        self, serving: LoadedModel, data: bytes, caller: ClientIdentity, send: Send
+        self, serving: LoadedModel, data: bytes, client: ClientIdentity, send: Send
     ) -> None:
         self._serving = serving
         self._data = data
-        self._caller = caller
+        self._client = client
         self._send = send
         self._streams = False
         self._num_prompt_tokens = 0
         # By index: what the summaries of the completions say, as far as it is known.
         self._answers: list[vllm.GenerateComplete] = []
 
-    def caller(self) -> ClientIdentity:
+    def client(self) -> ClientIdentity:
         """Return who asks."""
-        return self._caller
+        return self._client
 
-    def fields(self) -> GenerateFields:
-        """Return what the bytes ask for, unchecked but for the lengths of lists."""
-        serving = self._serving
+    def message(self) -> wire.GenerateRequest:
+        """Return what the bytes ask for, unchecked."""
         message = parse(vllm.GenerateRequest, self._data)
         self._data = b""
         self._streams = message.stream
-        limits, params = serving.limits, message.sampling_params
-        check_count("logit_bias", params.logit_bias, limits.max_logit_bias)
-        request = request_of(message)
-        check_counts(request, limits, serving.model)
-        return fields_of(request, serving.defaults)
+        most = self._serving.limits.max_logit_bias
+        check_count("logit_bias", message.sampling_params.logit_bias, most)
+        return request_of(message)
 
     def begin(self, spec: RequestSpec) -> None:
         """Note how many completions the request in the queue has."""

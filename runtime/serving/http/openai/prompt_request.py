@@ -1,17 +1,18 @@
-"""One prompt of a completion request as a call of the request handler, and what its sinks have in common."""
+"""One prompt of a completion request as a request of its own, and what its sinks have in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.runtime.core.checks.fields import GenerateFields
 from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.token_text import TokenText
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.requests.spec import num_results
 from outrider.runtime.serving.response_stream import Batch
+from outrider.v1 import inference_pb2 as wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +56,32 @@ class Sink(Protocol):
         ...
 
 
-class PromptCall:
-    """A call of ``runtime.serving.request_handler`` for one prompt, whose answer goes to a sink."""
+class PromptRequest:
+    """A request of ``runtime.serving.request_handler`` for one prompt, whose answer goes to a sink.
+
+    Args:
+        prompt: its place among the prompts of ``asked``.
+        asked: by the HTTP request.
+        client: who asks.
+        sink: takes the answer.
+    """
 
     def __init__(
-        self, prompt: int, fields: GenerateFields, caller: ClientIdentity, sink: Sink
+        self, prompt: int, asked: CompletionRequest, client: ClientIdentity, sink: Sink
     ) -> None:
         self._prompt = prompt
-        self._fields = fields
-        self._caller = caller
+        self._message = asked.requests[prompt]
+        self.default_max_tokens = asked.default_max_tokens
+        self._client = client
         self._sink = sink
 
-    def caller(self) -> ClientIdentity:
+    def client(self) -> ClientIdentity:
         """Return who asks."""
-        return self._caller
+        return self._client
 
-    def fields(self) -> GenerateFields:
+    def message(self) -> wire.GenerateRequest:
         """Return what is asked for."""
-        return self._fields
+        return self._message
 
     def begin(self, spec: RequestSpec) -> None:
         """Note that the request is in the queue."""
@@ -85,5 +94,4 @@ class PromptCall:
 
 def choices_per_prompt(asked: CompletionRequest) -> int:
     """Return the number of completions of each prompt."""
-    first = asked.requests[0]
-    return first.num_samples if first.beams is None else first.beams.num_results
+    return num_results(asked.requests[0])

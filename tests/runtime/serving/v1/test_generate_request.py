@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from google.protobuf.message import Message
-from outrider.runtime.serving.accounting import ClientIdentity
-from outrider.runtime.serving.v1.generate_call import GenerateCall
+from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.v1.generate_request import V1Request
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.freed import Freed
@@ -19,8 +19,8 @@ async def test_neither_bytes_nor_message_are_kept(start):
     request = wire.GenerateRequest(text="abc", return_trace=True, max_tokens=3)
     async with start() as run:
         data = Freed.noting(request.SerializeToString(), freed)
-        call = GenerateCall(run.serving, data, ClientIdentity(), send)
+        call = V1Request(run.serving, data, ClientIdentity(), send)
         del data
-        assert call.fields().text == "abc"
+        assert call.message().text == "abc"
     assert freed == ["freed"]
     assert not any(isinstance(one, Message) for one in vars(call).values())
