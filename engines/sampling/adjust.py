@@ -85,6 +85,10 @@ def process_logits(
             _ban_unless_all(processed, np.array(ends, dtype=np.int64))
     if params.no_repeat_ngram_size > 0:
         _ban_unless_all(processed, ngram_ends(history, params.no_repeat_ngram_size))
+    if params.top_n_sigma > 0.0:
+        finite = processed[np.isfinite(processed)]
+        if len(finite):
+            processed[processed < finite.max() - params.top_n_sigma * finite.std()] = -np.inf
     return processed
 
 

@@ -40,7 +40,7 @@ class SamplingParams:
 
     Applied in this order: the row's mask (``SamplingRow.masks``), allowed ids and bad words, logit bias, repetition
     penalty (prompt and output), presence and frequency penalties (output only), min_tokens ban of ``end_token_ids``
-    (under a mask not where it would leave no token), ban of repeated n-grams; temperature; top-k
+    (under a mask not where it would leave no token), ban of repeated n-grams; top-n-sigma; temperature; top-k
     (exactly k, ties by lower id; 0 or >= V is off); top-p (kept while the mass before is < top_p); min-p relative to
     the row's maximum; renormalise. Temperature 0 is greedy: all mass on the lowest id of the greatest logit.
 
@@ -50,6 +50,8 @@ class SamplingParams:
         end_token_ids: EOS (unless ignored) and stop ids.
         no_repeat_ngram_size: n; banned is a token that would complete n tokens which prompt and output have already, as
             in Transformers. Where that would leave no token to draw, nothing is banned for it. 0 is off.
+        top_n_sigma: n; kept are logits within n standard deviations (of the finite ones, over their number) of the
+            greatest. 0 is off. Source: Tang et al. 2024 (arXiv:2411.07641), section 3.
         is_greedy: whether it is a point mass on the greatest logit.
         has_processors: whether anything but temperature and truncation changes the logits.
         is_dense: whether the distribution covers the whole vocabulary: temperature above 0, no processors, no top-k.
@@ -69,6 +71,7 @@ class SamplingParams:
     min_tokens: int = 0
     end_token_ids: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0
+    top_n_sigma: float = 0.0
     is_greedy: bool = field(init=False, repr=False, compare=False)
     has_processors: bool = field(init=False, repr=False, compare=False)
     is_dense: bool = field(init=False, repr=False, compare=False)
@@ -84,6 +87,7 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or (self.min_tokens > 0 and bool(self.end_token_ids))
             or self.no_repeat_ngram_size > 0
+            or self.top_n_sigma > 0.0
         )
         object.__setattr__(self, "is_greedy", is_greedy)
         object.__setattr__(self, "has_processors", has_processors)

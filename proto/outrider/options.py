@@ -61,6 +61,7 @@ class SamplingParams(TypedDict, total=False):
     min_tokens: int
     seed: int
     no_repeat_ngram_size: int
+    top_n_sigma: float
     max_tokens: int
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]

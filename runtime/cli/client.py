@@ -67,6 +67,9 @@ def generate(
     no_repeat_ngram_size: Annotated[
         int | None, typer.Option(help="No so many tokens occur twice; 0 is off.")
     ] = None,
+    top_n_sigma: Annotated[
+        float | None, typer.Option(help="Keeps logits so many deviations from the top; 0 is off.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
     num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
@@ -148,6 +151,7 @@ def generate(
         "top_p": top_p,
         "min_p": min_p,
         "no_repeat_ngram_size": no_repeat_ngram_size,
+        "top_n_sigma": top_n_sigma,
         "seed": seed,
         "stop": stop,
         "num_beams": num_beams,

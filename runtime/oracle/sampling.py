@@ -94,7 +94,8 @@ def processed_scores(
         # A mask may leave the end tokens alone.
         scores = unended if has_others or mask is None else scores
     _check_finite(scores)
-    return _without_repeats(scores, params.no_repeat_ngram_size, everything)
+    scores = _without_repeats(scores, params.no_repeat_ngram_size, everything)
+    return _within_deviations(scores, params.top_n_sigma) if params.top_n_sigma > 0.0 else scores
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
@@ -118,6 +119,15 @@ def _without_repeats(scores: list[float], size: int, tokens: list[int]) -> list[
     ending = tokens[len(tokens) - size + 1 :]
     banned = [_BANNED if (*ending, token) in known else score for token, score in enumerate(scores)]
     return banned if max(banned) > _BANNED else scores
+
+
+def _within_deviations(scores: list[float], most: float) -> list[float]:
+    """Return the scores with -inf for those that lie more than ``most`` standard deviations below the greatest."""
+    finite = [score for score in scores if score > _BANNED]
+    mean = math.fsum(finite) / len(finite)
+    deviation = math.sqrt(math.fsum((score - mean) ** 2 for score in finite) / len(finite))
+    least = max(finite) - most * deviation
+    return [score if score >= least else _BANNED for score in scores]
 
 
 def _may_follow(token: int, mask: Sequence[int]) -> bool:

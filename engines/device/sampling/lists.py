@@ -26,6 +26,7 @@ LIST_LIMITS = {
 }
 # Which token would repeat an n-gram depends on all of the history and on draft tokens that only the device knows.
 NGRAMS = "no_repeat_ngram_size: the sampler's graphs do not look for repeated n-grams"
+SIGMA = "top_n_sigma: the sampler's graphs do not measure the deviation of logits"
 _Lists = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
 _Pairs = list[tuple[int, float]]
 
@@ -65,14 +66,21 @@ def padded_length(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
+def hosts_reason(params: SamplingParams) -> str:
+    """Return why no graph samples by these parameters, whatever its limits; empty where one may."""
+    if params.no_repeat_ngram_size > 0:
+        return NGRAMS
+    return SIGMA if params.top_n_sigma > 0.0 else ""
+
+
 def why_not(params: SamplingParams, limits: Mapping[str, int]) -> str:
-    """Say what the graphs do not have: the ban of repeated n-grams, or the list that is longer than the limits.
+    """Say what the graphs do not have: a parameter, or the list that is longer than the limits.
 
     Returns:
         Empty where they have all.
     """
-    if params.no_repeat_ngram_size > 0:
-        return NGRAMS
+    if reason := hosts_reason(params):
+        return reason
     lengths = {
         "num_biases": len(params.logit_bias),
         "num_allowed": len(params.allowed_token_ids),

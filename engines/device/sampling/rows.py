@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import EngineError, FloatArray, IntArray
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.sampling.lists import NGRAMS, describe_lists
+from outrider.engines.device.sampling.lists import describe_lists, hosts_reason
 from outrider.engines.device.sampling.tensors import Count, Flag, Rule, Setting, Variant
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.engines.sampling.noise import NoiseSource, Purpose
@@ -82,9 +82,9 @@ def describe(rows: Sequence[SamplingRow], shape: Shape, variant: Variant) -> Fee
     if variant.has_rows:
         feeds[names.SETTINGS] = _settings(rows, shape)
     if variant.is_full:
-        if any(row.params.no_repeat_ngram_size for row in rows):
-            raise EngineError(NGRAMS)
         for row in rows:
+            if reason := hosts_reason(row.params):
+                raise EngineError(reason)
             _count_cuts(counts[row.index], row, shape.vocab_size)
         feeds.update(describe_lists(rows, shape.num_rows, vocab_size=shape.vocab_size))
     return feeds

@@ -168,6 +168,7 @@ FIELDS: Mapping[str, Field] = {
     "sampling.min_tokens": Field(default=0, bound=Range(0, lambda rules: rules.limits.max_tokens)),
     "sampling.seed": Field(bound=Range(0, MAX_SEED)),
     "sampling.no_repeat_ngram_size": Field(default=0, bound=Range(0, MAX_NGRAM_SIZE)),
+    "sampling.top_n_sigma": Field(default=0.0, bound=Range(0.0, 100.0), search=_SHAPES_DRAWS),
     # What one of these needs of the others is in ``runtime.core.drafting``.
     "speculation.enabled": Field(default=True),
     "speculation.drafter": Field(default=""),

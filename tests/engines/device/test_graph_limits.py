@@ -9,6 +9,7 @@ from outrider.engines.device.sampling import tensors as names
 from outrider.engines.device.sampling.lists import (
     LIST_LIMITS,
     NGRAMS,
+    SIGMA,
     describe_lists,
     padded_length,
     why_not,
@@ -62,11 +63,17 @@ def test_a_list_that_no_plan_takes_is_named(params: SamplingParams, axis: str) -
     assert why_not(params, {}) == ""
 
 
-def test_repeated_ngrams_are_the_hosts_whatever_the_limits() -> None:
-    params = SamplingParams(no_repeat_ngram_size=3)
-    assert why_not(params, {}) == NGRAMS
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        (SamplingParams(no_repeat_ngram_size=3), NGRAMS),
+        (SamplingParams(top_n_sigma=1.5), SIGMA),
+    ],
+)
+def test_what_is_the_hosts_whatever_the_limits(params: SamplingParams, reason: str) -> None:
+    assert why_not(params, {}) == reason
     shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=V)
-    with pytest.raises(EngineError, match="no_repeat_ngram_size"):
+    with pytest.raises(EngineError, match=reason.partition(":")[0]):
         describe([row_for(params=params)], shape, Variant.FULL)
 
 

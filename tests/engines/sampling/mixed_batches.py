@@ -21,7 +21,7 @@ VOCAB_SIZE, NUM_SEEDS = 8, 20
 _, SEED_STABLE, _ = ExactnessMode
 
 
-def mixed_rows(generator, vocab_size, history):
+def mixed_rows(generator, vocab_size, history, *, has_sigma=False):
     """Four rows with sampling parameters of every kind."""
     rows = []
     for index in range(4):
@@ -31,6 +31,7 @@ def mixed_rows(generator, vocab_size, history):
             top_k=int(pick([0, 3, vocab_size])),
             top_p=float(pick([1.0, 0.6, 0.9])),
             min_p=float(pick([0.0, 0.1])),
+            top_n_sigma=float(pick([0.0, 0.0, 1.1])) if has_sigma else 0.0,
             repetition_penalty=float(pick([1.0, 1.3, 0.8])),
             presence_penalty=float(pick([0.0, 0.5])),
             frequency_penalty=float(pick([0.0, 0.3])),
@@ -65,15 +66,16 @@ def drafted_by(sampler, rows, logits, vocab_size):
     return drafts
 
 
-def check_mixed_batch(sampler, seed, *, draws_by_rank=False):
+def check_mixed_batch(sampler, seed, *, draws_by_rank=False, has_sigma=False):
     """Every third round drafts from the target itself, so that its bonus token is reached.
 
-    ``draws_by_rank`` says that the sampler draws top-k rows by rank, not by id.
+    ``draws_by_rank`` says that the sampler draws top-k rows by rank, not by id; ``has_sigma`` that it has top_n_sigma.
     """
     generator = np.random.default_rng(seed)
     gamma = seed % 5
     reference = ReferenceSampler(draws_by_rank=draws_by_rank)
-    rows = mixed_rows(generator, VOCAB_SIZE, generator.integers(0, VOCAB_SIZE, 12))
+    history = generator.integers(0, VOCAB_SIZE, 12)
+    rows = mixed_rows(generator, VOCAB_SIZE, history, has_sigma=has_sigma)
     draft_logits = generator.normal(scale=2, size=(gamma, 4, 2, VOCAB_SIZE)).astype(np.float32)
     target_logits = generator.normal(scale=2, size=(4, gamma + 1, VOCAB_SIZE)).astype(np.float32)
     if seed % 3 == 1:

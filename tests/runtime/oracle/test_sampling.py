@@ -3,16 +3,20 @@ oracle."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from outrider.engines.sampling import adjust
 from outrider.engines.sampling.adjust import adjusted_token_probs, greatest_token, process_logits
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.truncation import ranked_greatest
 from outrider.runtime.oracle.sampling import adjusted_probs, processed_scores, softmax
+
+from tests.mutants import assert_caught
 
 EMPTY = np.zeros(0, dtype=np.int64)
 MAX_ERROR = 1e-6
@@ -102,6 +106,46 @@ def test_top_p_counts_mass_among_the_tokens_that_top_k_kept(probs_of):
 def test_min_p_is_relative_to_the_greatest_probability(probs_of):
     probs = probs_of(logs(0.5, 0.3, 0.2), SamplingParams(min_p=0.5), EMPTY, 0)
     assert probs == pytest.approx([0.625, 0.375, 0.0], abs=MAX_ERROR)
+
+
+def check_top_n_sigma(probs_of):
+    logits = np.array([3.0, 2.0, 1.0, -2.0, -np.inf], dtype=np.float32)
+    # Of the finite ones: mean 1, deviation sqrt(3.5) = 1.871.
+    for sigma, count in {0.53: 1, 0.54: 2, 1.06: 2, 1.07: 3, 2.67: 3, 2.68: 4}.items():
+        params = SamplingParams(top_n_sigma=sigma, temperature=2.0)
+        probs = np.array(probs_of(logits, params, EMPTY, 0))
+        weights = np.exp(logits[:count] / 2.0)
+        assert probs[:count] == pytest.approx(weights / weights.sum(), abs=MAX_ERROR), sigma
+        assert not probs[count:].any(), sigma
+    # Behind a bias, which moves the greatest logit and the deviation, and a ban, which leaves one logit out.
+    biased = SamplingParams(top_n_sigma=1.0, logit_bias=((1, 9.0),))
+    assert np.flatnonzero(probs_of(logits, biased, EMPTY, 0)).tolist() == [1]
+    banned = SamplingParams(top_n_sigma=1.0, bad_words=((3,),))
+    assert np.flatnonzero(probs_of(logits, banned, EMPTY, 0)).tolist() == [0]
+    equal = probs_of(np.zeros(4, np.float32), SamplingParams(top_n_sigma=0.1), EMPTY, 0)
+    assert [*equal] == [0.25] * 4
+
+
+@both
+def test_top_n_sigma_keeps_what_is_near_the_greatest_logit(probs_of):
+    check_top_n_sigma(probs_of)
+
+
+# A row without a token left has no probabilities.
+ERRORS = (AssertionError, TypeError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("processed < finite.max() -", "processed <= finite.max() -"),
+        ("finite = processed[np.isfinite(processed)]", "finite = np.maximum(processed, -1e9)"),
+        ("finite.std()", "finite.std(ddof=1)"),
+        ("params.top_n_sigma * finite", "params.top_n_sigma / params.temperature * finite"),
+    ],
+)
+def test_a_mistake_in_top_n_sigma_is_caught(monkeypatch, old, new):
+    assert_caught(monkeypatch, adjust, old, new, lambda: check_top_n_sigma(fast_probs), ERRORS)
 
 
 @both
@@ -258,6 +302,7 @@ def laws(draw):
         top_k=draw(st.sampled_from([0, 1, 2, 5, 7, 50])),
         top_p=draw(st.sampled_from([1.0, 0.9, 0.61, 0.05])),
         min_p=draw(st.sampled_from([0.0, 0.07, 0.33, 1.0])),
+        top_n_sigma=draw(st.sampled_from([0.0, 0.51, 1.07, 3.1])),
         repetition_penalty=draw(st.sampled_from([1.0, 0.5, 1.3, 2.0])),
         presence_penalty=draw(st.sampled_from([0.0, -1.5, 0.3])),
         frequency_penalty=draw(st.sampled_from([0.0, -0.5, 0.7])),
@@ -278,6 +323,13 @@ def is_near_a_cut(logits, law, history, num_prompt, mask):
         return True
     if law.is_greedy:
         return False
+    if law.top_n_sigma > 0.0:
+        # Where the cut lies is known of the scores before it.
+        whole = processed_scores(logits, replace(law, top_n_sigma=0.0), history, num_prompt, mask)
+        finite = np.array([score for score in whole if score > -np.inf])
+        cut = finite.max() - law.top_n_sigma * finite.std()
+        if (abs(finite - cut) < 1e-9).any():
+            return True
     is_top_k = 0 < law.top_k < len(scores)
     scores = scores[: law.top_k] if is_top_k else scores
     probs = softmax([score / law.temperature for score in scores])
