@@ -36,7 +36,7 @@ from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.factory import ServeOptions, load_model
-from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
@@ -146,8 +146,8 @@ async def requests(root: Path) -> list[tuple[str, str]]:
     """Return, by protocol, what a prompt enters on its way to the worker; the second of two, which fills no caches."""
     config, limits, security = ServerConfig(default_gamma=0), RequestLimits(), Security()
     state = ServerState(RequestAccounting(Metrics(), time.monotonic))
-    options = HttpOptions(address="127.0.0.1:0", max_bytes=1 << 20, max_connections=8)
-    listener = HttpListener(state, security, options)
+    listener = open_api(state, security, ServeOptions(http_address="127.0.0.1:0"))
+    assert listener is not None
     server = Server(state, config, limits, security=security, listeners=[listener])
     port = await server.listen("127.0.0.1:0")
     await server.open(load_model(root, ServeOptions(config=config)))

@@ -42,7 +42,6 @@ EXTRAS = {
     ),
     **dict.fromkeys(("matplotlib", "jinja2"), "analysis"),
     **dict.fromkeys(("cryptography", "jwt"), "auth"),
-    **dict.fromkeys(("starlette", "uvicorn", "httptools"), "http"),
 }
 
 

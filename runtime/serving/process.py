@@ -19,7 +19,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.engine_process.worker import open_isolated
 from outrider.runtime.serving.factory import ServeOptions, Stage, load_model, settle_loaded
-from outrider.runtime.serving.http.factory import open_listeners
+from outrider.runtime.serving.http.factory import open_api, open_metrics
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.memory import use_few_arenas
 from outrider.runtime.serving.observability.metrics import Metrics
@@ -30,7 +30,6 @@ from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.addresses import UNIX
 from outrider.runtime.serving.security.audit import AuditLog
-from outrider.runtime.serving.security.scrape import MetricsListener
 from outrider.runtime.serving.server import CLOSE_GRACE_S, Server
 from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S
@@ -59,7 +58,7 @@ async def serve(root: Path, options: ServeOptions) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
     metrics = Metrics()
-    security, addresses, scraped = open_security(root, options, metrics)
+    security, addresses = open_security(options, metrics)
     spans = open_spans(options.watch.otlp_endpoint, options.name_of(root))
     accounting = RequestAccounting(
         metrics,
@@ -70,27 +69,31 @@ async def serve(root: Path, options: ServeOptions) -> int:
         spans=spans,
     )
     readiness = ServerState(accounting)
-    listeners = open_listeners(readiness, security, options)
+    collector = ScrapeCollector(
+        metrics.registry, options.name_of(root), options.watch.has_vllm_names
+    )
+    api = open_api(readiness, security, options)
+    scraped = open_metrics(readiness, security, options.watch.metrics_address, collector)
     server = Server(
         readiness,
         options.config,
         options.limits,
         security=security,
         services=services_of(options, readiness),
-        listeners=listeners,
+        listeners=[one for one in (scraped, api) if one is not None],
     )
     stopping = _stopping(server)
     port = await server.listen(*addresses)
+    if scraped is not None and scraped.port:
+        log.info("metrics on port %d", scraped.port)
     await _open_or_stop(server, root, options, stopping)
     line = _tell_port(port, addresses[0], options.port_file)
-    for listener in listeners:
-        _tell_port(listener.port, "HTTP", options.http_port_file, "HTTP ")
+    if api is not None:
+        _tell_port(api.port, "HTTP", options.http_port_file, "HTTP ")
     notify(READY, status=line)
     await _run(server, stopping)
     _guard(options.config)
     num_cut = await server.drain()
-    if scraped is not None:
-        scraped.close()
     if spans is not None:
         await asyncio.to_thread(spans.close)
     return 1 if num_cut else 0
@@ -175,10 +178,8 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def open_security(
-    root: Path, options: ServeOptions, metrics: Metrics
-) -> tuple[Security, list[str], MetricsListener | None]:
-    """Return the server's security, the addresses that it allows to listen on, and the listener of scrapes.
+def open_security(options: ServeOptions, metrics: Metrics) -> tuple[Security, list[str]]:
+    """Return the server's security, and the addresses that it allows to listen on.
 
     Raises:
         ConfigError: a file or an address cannot be used.
@@ -196,17 +197,7 @@ def open_security(
             "Until the certificate ends",
             lambda: certificate().ends_s - time.time(),
         )
-    listener = None
-    if options.watch.metrics_address is not None:
-        listener = MetricsListener(
-            options.watch.metrics_address,
-            ScrapeCollector(metrics.registry, options.name_of(root), options.watch.has_vllm_names),
-            security,
-            lambda error: metrics.refused.labels(reason=error.reason).inc(),
-        )
-        if listener.port:
-            log.info("metrics on port %d", listener.port)
-    return security, addresses, listener
+    return security, addresses
 
 
 def _guard(config: ServerConfig) -> None:

@@ -6,6 +6,7 @@ readiness for each of them: until the model is open, the answer is ``NotReady``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -97,6 +98,11 @@ class Service(Protocol):
     @property
     def name(self) -> str:
         """The service's full name, for reflection."""
+        ...
+
+    @property
+    def scopes(self) -> Mapping[str, str]:
+        """What a caller needs, by name of the method; what has no scope is allowed to nobody."""
         ...
 
     def handler(self) -> grpc.GenericRpcHandler:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.errors import ServingError
+from outrider.runtime.core.errors import ConfigError, ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.memory import give_back_regularly
@@ -31,6 +31,7 @@ from outrider.runtime.serving.request_handler import RequestHandler
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.gate import Gate
+from outrider.runtime.serving.security.grpc_gate import SCOPES_OF_GRPC, GrpcGate
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 
@@ -98,13 +99,13 @@ class Server:
             ("grpc.max_allowed_incoming_connections", config.max_connections),
             ("grpc.max_receive_message_length", limits.max_message_bytes),
         )
-        gate = Gate(
-            self._security.authenticator,
+        services = (InferenceService(readiness), *services)
+        gate = GrpcGate(
+            Gate(self._security.authenticator, self._note_refusal),
+            {**SCOPES_OF_GRPC, **scopes_of(services)},
             has_open_health=self._security.options.has_open_health,
-            refused=self._note_refusal,
         )
         self._server = grpc.aio.server(interceptors=(gate,), options=options)
-        services = (InferenceService(readiness), *services)
         self._server.add_generic_rpc_handlers(tuple(one.handler() for one in services))
         health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
         names = (*(one.name for one in services), health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -140,9 +141,15 @@ class Server:
             ConfigError: an address cannot be bound.
         """
         await self._health.begin()
-        ports = [self._security.listen(self._server, address) for address in addresses]
-        for listener in self._listeners:
-            await listener.start()
+        try:
+            # These first: gRPC gives a port back with its server alone, not where another listener fails.
+            for listener in self._listeners:
+                await listener.start()
+            ports = [self._security.listen(self._server, address) for address in addresses]
+        except ConfigError:
+            for listener in self._listeners:
+                await listener.stop()
+            raise
         await self._server.start()
         self._tasks = [
             asyncio.create_task(give_back_regularly()),
@@ -223,6 +230,13 @@ class Server:
         if identity is not None:
             caller = replace(caller, tenant=identity.tenant, key=identity.key)
         self.readiness.accounting.refused(method.removeprefix(f"/{SERVICE}/"), caller, error)
+
+
+def scopes_of(services: Iterable[Service]) -> dict[str, str]:
+    """Return what a caller needs, by method."""
+    return {
+        f"/{one.name}/{method}": scope for one in services for method, scope in one.scopes.items()
+    }
 
 
 def _view(serving: LoadedModel, handler: RequestHandler) -> WorkerView:

@@ -1,128 +1,84 @@
-"""The one gate of the HTTP listener: before every route and every body, whatever is asked for.
+"""The gate of an HTTP listener: before every route and every body, whatever is asked for.
 
-It asks the same authenticator as gRPC's gate. A path or a method that ``SCOPE_OF`` does not know is allowed to nobody.
-A browser sends credentials of its own accord never here, but it does reach ports of its machine: so other sites' pages
-are refused (``origin``), and names that a stranger has pointed at this machine (``host``).
+A path or a method that no route has is allowed to nobody. A browser never sends credentials here of its own accord, but
+it does reach ports of its machine: so other sites' pages are refused (``origin``), and names that a stranger has
+pointed at this machine (``host``).
 """
 
 from __future__ import annotations
 
-import logging
 import urllib.parse
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from outrider.runtime.core import errors
-from outrider.runtime.core.tenant import TENANT_KEY, Identity, is_local, is_loopback, tenant_of
+from outrider.runtime.core.tenant import TENANT_KEY, is_loopback
 from outrider.runtime.serving.http.callers import peer_of, values_of
 from outrider.runtime.serving.http.errors import NoSuchRoute, WrongMethod
 from outrider.runtime.serving.http.responses import answer_error
-from outrider.runtime.serving.security.authenticator import (
-    Authenticator,
-    PresentedCredentials,
-    check_scope,
-    sole_header,
-)
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-SCOPE_OF: Mapping[tuple[str, str], str] = {
-    ("POST", "/v1/completions"): "generate",
-    ("POST", "/v1/chat/completions"): "generate",
-    ("POST", "/tokenize"): "generate",
-    ("POST", "/detokenize"): "generate",
-    ("GET", "/tokenizer_info"): "info",
-    ("GET", "/v1/models"): "info",
-    ("GET", "/health"): "info",
-    ("GET", "/live"): "info",
-    ("GET", "/metrics"): "metrics",
-}
-"""What a caller needs, by method and path; HEAD is as GET."""
-PAGE_SCOPE = "info"
-"""What a caller needs for the files of the page, where they are not answered to anybody."""
-PROBES = frozenset((("GET", "/health"), ("GET", "/live")))
-"""What load balancers call, who have no credentials."""
-
-Refused: TypeAlias = Callable[[str, str, errors.ServingError, Identity | None], None]
-"""Told of each refused call: what was called, peer, error, and who it was, if that is known."""
-
-log = logging.getLogger(__name__)
+from outrider.runtime.serving.http.routes import HttpRoute, router
+from outrider.runtime.serving.security.gate import Gate, IncomingCall
+from starlette.types import Receive, Scope, Send
 
 
-class Gate:
+class HttpGate:
     """Lets requests through whose callers are known and may make them; ``callers`` tells a handler who calls.
 
     Args:
-        app: behind the gate.
-        authenticator: to ask.
-        pages: further paths for GET, of files that hold no data: a browser sends no key with a page that it opens.
-        has_open_health: whether ``PROBES`` and ``pages`` are answered to anybody.
-        is_reachable: whether other machines may connect.
-        refused: called for each request that is refused.
+        gate: to ask.
+        routes: behind it.
+        has_open_health: whether probes are answered to anybody.
+        has_own_names: whether only this machine connects, so that a name which is not its own is a stranger's.
     """
 
     def __init__(
-        self,
-        app: ASGIApp,
-        authenticator: Authenticator,
-        *,
-        pages: Sequence[str] = (),
-        has_open_health: bool,
-        is_reachable: bool,
-        refused: Refused,
+        self, gate: Gate, routes: Sequence[HttpRoute], *, has_open_health: bool, has_own_names: bool
     ) -> None:
-        self._app = app
-        self._authenticator = authenticator
-        self._scope_of = {**SCOPE_OF, **{("GET", path): PAGE_SCOPE for path in pages}}
-        self._paths = {path for _, path in self._scope_of}
-        self._open = {*PROBES, *(("GET", path) for path in pages)} if has_open_health else set()
-        self._has_own_names = not is_reachable and not authenticator.asks
-        self._refused = refused
+        self._gate = gate
+        self._app = router(routes)
+        self._routes = {(one.method, one.path): one for one in routes}
+        self._paths = {one.path for one in routes}
+        self._has_open_health = has_open_health
+        self._has_own_names = has_own_names and not gate.authenticator.asks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or have the application answer it."""
         if scope["type"] != "http":
             return
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        route = (method, scope["path"])
-        found: Identity | None = None
         try:
-            if self._has_own_names:
-                _check_host(values_of(scope, "host"))
-            _check_origin(values_of(scope, "origin"), values_of(scope, "host"))
-            if route not in self._open:
-                found = self._identify(scope)
-                if route not in self._scope_of:
-                    raise WrongMethod if scope["path"] in self._paths else NoSuchRoute
-                check_scope(found, self._scope_of[route])
+            self._admit(scope)
         except errors.ServingError as error:
-            failure = error
-        except Exception as error:
-            # A log would keep its text, which may have a secret in it.
-            failure = errors.InternalError(uuid.uuid4().hex)
-            log.error("%s at HTTP's gate, error id %s", type(error).__name__, failure.error_id)
-        else:
-            scope["state"]["identity"] = found
-            await self._app(scope, receive, send)
+            await answer_error(error, send)
             return
-        if not isinstance(failure, (NoSuchRoute, WrongMethod)):
-            # Callers choose the names of routes that do not exist.
-            name = " ".join(route) if route in self._scope_of else "unknown"
-            self._refused(name, peer_of(scope), failure, found)
-        await answer_error(failure, send)
+        await self._app(scope, receive, send)
 
-    def _identify(self, scope: Scope) -> Identity:
-        authenticator = self._authenticator
-        presented = PresentedCredentials()
-        if authenticator.asks:
-            presented = PresentedCredentials(
-                authorization=sole_header(values_of(scope, "authorization"))
-            )
-        found = authenticator.identify(presented)
-        tenant = tenant_of((TENANT_KEY, one) for one in values_of(scope, TENANT_KEY))
-        if not tenant:
-            return found
-        return authenticator.named(found, tenant, is_local=is_local(peer_of(scope)))
+    def _admit(self, scope: Scope) -> None:
+        """Note who calls.
+
+        Raises:
+            ServingError: he is not let in, or there is no such route.
+        """
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        route = self._routes.get((method, scope["path"]))
+        call = IncomingCall(
+            # Callers choose the names of routes that do not exist.
+            name="unknown" if route is None else f"{route.method} {route.path}",
+            scope=None if route is None else route.scope,
+            peer=peer_of(scope),
+            authorization=values_of(scope, "authorization"),
+            tenants=values_of(scope, TENANT_KEY),
+            certificate_names=scope["state"].get("certificate_names", tuple),
+            needs_scope=route is not None,
+            is_open=self._has_open_health and route is not None and route.is_probe,
+        )
+        scope["state"]["identity"] = self._gate.admit(call, lambda: self._check_names(scope))
+        if route is None:
+            raise WrongMethod if scope["path"] in self._paths else NoSuchRoute
+
+    def _check_names(self, scope: Scope) -> None:
+        hosts = values_of(scope, "host")
+        if self._has_own_names:
+            _check_host(hosts)
+        _check_origin(values_of(scope, "origin"), hosts)
 
 
 def _check_host(hosts: Sequence[str]) -> None:

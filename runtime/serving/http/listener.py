@@ -1,28 +1,31 @@
-"""The HTTP listener: uvicorn on the event loop that gRPC runs on, behind the same security."""
+"""HTTP listeners: uvicorn on the event loop that gRPC runs on, behind the same security."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
-from outrider.runtime.core.errors import ConfigError, ServingError
-from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.http.app import router
-from outrider.runtime.serving.http.callers import PROTOCOL
-from outrider.runtime.serving.http.gate import Gate
-from outrider.runtime.serving.http.handshakes import Handshakes
-from outrider.runtime.serving.http.pages import read_pages
+from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.http.connections import Connections
+from outrider.runtime.serving.http.gate import HttpGate
 from outrider.runtime.serving.http.protocol import STALL_S, BoundedProtocol
+from outrider.runtime.serving.http.routes import HttpRoute
 from outrider.runtime.serving.http.tls import reloaded_context
-from outrider.runtime.serving.readiness import ServerState
-from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.security.access import Security
-from outrider.runtime.serving.security.addresses import UNIX, is_reachable, split_address
+from outrider.runtime.serving.security.addresses import (
+    UNIX,
+    is_reachable,
+    owners_sockets,
+    prepare_socket,
+    split_address,
+)
+from outrider.runtime.serving.security.gate import Gate, Refused
 
 OPTION = "http_address"
 BACKLOG = 512
@@ -33,28 +36,24 @@ GRACE_S = 2
 
 
 class _Server(uvicorn.Server):
-    """A server of uvicorn's that leaves the process's signals alone; ``is_listening`` is set once it listens."""
+    """A server of uvicorn's that leaves the process's signals alone, and connections to ``Connections``."""
 
-    def __init__(self, config: uvicorn.Config, handshakes: Handshakes | None) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self.is_listening = asyncio.Event()
-        self._handshakes = handshakes
+        self._connections = connections
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen."""
-        if self._handshakes is None:
-            await super().startup(sockets)
-        else:
-            await super().startup([])
-            connections = self.server_state.connections
-            for bound in sockets or ():
-                self._handshakes.begin(bound, self._protocol, lambda: len(connections))
+        await super().startup([])
+        known = self.server_state.connections
+        for bound in sockets or ():
+            self._connections.begin(bound, self._protocol, lambda: len(known))
         self.is_listening.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the port and the connections."""
-        if self._handshakes is not None:
-            await self._handshakes.end()
+        await self._connections.end()
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:
@@ -74,61 +73,69 @@ class HttpOptions:
     """Where and within what to listen.
 
     Attributes:
-        address: "HOST:PORT", port 0 for a free one.
-        max_bytes: of a request's body.
+        key: setting of the address.
+        address: "HOST:PORT", port 0 for a free one, or "unix:PATH".
         max_connections: at once; further ones are closed.
         stall_timeout_s: for a piece of an answer to be read, before its request ends.
+        is_plain_at_home: whether there is no TLS on addresses that other machines do not reach.
     """
 
+    key: str = OPTION
     address: str
-    max_bytes: int
     max_connections: int
     stall_timeout_s: float = 30.0
+    is_plain_at_home: bool = False
 
 
 class HttpListener:
-    """Answers OpenAI's protocol over HTTP, from ``start`` to ``stop``.
+    """Answers routes over HTTP, from ``start`` to ``stop``.
 
     Args:
-        readiness: takes the requests.
+        routes: to answer.
         security: authentication; its certificate serves every address.
         options: where and within what.
+        refused: called for each request that the gate refuses.
 
     Raises:
-        ConfigError: the address has to have TLS, or nobody could be let in.
+        ConfigError: the address has to have TLS.
     """
 
-    def __init__(self, readiness: ServerState, security: Security, options: HttpOptions) -> None:
-        if options.address.startswith(UNIX):
-            raise ConfigError(OPTION, "must be HOST:PORT")
-        self._host, self._port = split_address(OPTION, options.address)
-        security.check(OPTION, options.address)
-        asked = security.options
-        if asked.tls_client_ca is not None and asked.keys is None and asked.jwt_keys is None:
-            rule = "needs keys or jwt_keys: here a certificate does not say whose requests they are"
-            raise ConfigError(OPTION, rule)
-        self._readiness = readiness
-        pages = read_pages()
-        app = router(readiness, max_bytes=options.max_bytes, started_s=time.time(), pages=pages)
-        gate = Gate(
-            app,
-            security.authenticator,
-            pages=tuple(pages),
-            has_open_health=security.options.has_open_health,
-            is_reachable=is_reachable(options.address),
-            refused=self._note_refusal,
+    def __init__(
+        self,
+        routes: Sequence[HttpRoute],
+        security: Security,
+        options: HttpOptions,
+        refused: Refused = lambda *_: None,
+    ) -> None:
+        self._options = options
+        address, files, certificate = (
+            options.address,
+            security.options.certificate_files,
+            security.certificate,
         )
-        files, certificate = security.options.certificate_files, security.certificate
-        handshakes = None
-        if files is not None and certificate is not None:
+        is_socket = address.startswith(UNIX)
+        if not is_socket:
+            split_address(options.key, address)
+        security.check(options.key, address)
+        gate = HttpGate(
+            Gate(security.authenticator, refused),
+            routes,
+            has_open_health=security.options.has_open_health,
+            # What no browser reaches has no names to mistake.
+            has_own_names=not is_socket and not is_reachable(address),
+        )
+        context = None
+        needs_tls = is_reachable(address) or not options.is_plain_at_home
+        if needs_tls and files is not None and certificate is not None:
             context = reloaded_context(files, certificate)
-            handshakes = Handshakes(context, options.max_connections)
-        self._server = _Server(_configuration(gate, options), handshakes)
+        connections = Connections(context, options.max_connections)
+        self._server = _Server(_configuration(gate, options), connections)
         self._serving: asyncio.Task[None] | None = None
+        self._port = 0
 
     @property
     def port(self) -> int:
-        """The bound port, once started."""
+        """The bound port, once started; 0 for a Unix socket."""
         return self._port
 
     async def start(self) -> None:
@@ -137,12 +144,9 @@ class HttpListener:
         Raises:
             ConfigError: the address cannot be bound.
         """
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            bound = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise ConfigError(OPTION, "must be free to bind") from error
-        self._port = bound.getsockname()[1]
+        bound = _bind(self._options)
+        if bound.family != socket.AF_UNIX:
+            self._port = bound.getsockname()[1]
         self._serving = asyncio.create_task(self._server.serve([bound]))
         listening = asyncio.ensure_future(self._server.is_listening.wait())
         await asyncio.wait({listening, self._serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -155,17 +159,34 @@ class HttpListener:
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
-
-    def _note_refusal(
-        self, route: str, peer: str, error: ServingError, identity: Identity | None
-    ) -> None:
-        caller = ClientIdentity(peer=peer, protocol=PROTOCOL)
-        if identity is not None:
-            caller = replace(caller, tenant=identity.tenant, key=identity.key)
-        self._readiness.accounting.refused(route, caller, error)
+        if self._options.address.startswith(UNIX):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._options.address.removeprefix(UNIX))
 
 
-def _configuration(gate: Gate, options: HttpOptions) -> uvicorn.Config:
+def _bind(options: HttpOptions) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    try:
+        if options.address.startswith(UNIX):
+            path = Path(options.address.removeprefix(UNIX))
+            prepare_socket(options.key, path)
+            bound = socket.socket(socket.AF_UNIX)
+            with owners_sockets():
+                bound.bind(str(path))
+            bound.listen(BACKLOG)
+            return bound
+        host, port = split_address(options.key, options.address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(options.key, "must be free to bind") from error
+
+
+def _configuration(gate: HttpGate, options: HttpOptions) -> uvicorn.Config:
     """Return uvicorn's settings: a gate before all, and nothing that it would say or do of its own accord."""
 
     class Protocol(BoundedProtocol):

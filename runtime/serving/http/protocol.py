@@ -66,6 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         state: dict[str, Any] = self.scope["state"]
         state["abort"] = self.transport.abort
+        state["certificate_names"] = self._certificate_names
         self._wait()
 
     def on_url(self, url: bytes) -> None:
@@ -87,6 +88,12 @@ class BoundedProtocol(HttpToolsProtocol):
             raise ValueError("another protocol asked for with a body")
         self._stop_waiting()
         super().on_headers_complete()
+
+    def _certificate_names(self) -> list[str]:
+        """Return subject alternative names of the client's certificate, which a trusted authority has signed."""
+        certificate = self.transport.get_extra_info("peercert") or {}
+        entries = certificate.get("subjectAltName", ())
+        return [name for kind, name in entries if kind in ("DNS", "URI")]
 
     def _has_body(self) -> bool:
         given = dict(self.headers)

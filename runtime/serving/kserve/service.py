@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import grpc
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.core.errors import ModelNotFound
@@ -16,7 +18,7 @@ from outrider.runtime.serving.kserve.response import OUTPUTS
 from outrider.runtime.serving.kserve.stream import InferStream
 from outrider.runtime.serving.observability.process import server_version
 from outrider.runtime.serving.readiness import ServerState
-from outrider.runtime.serving.security import gate
+from outrider.runtime.serving.security import grpc_gate
 from outrider.runtime.serving.v1.responses import Context, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
 
@@ -27,6 +29,15 @@ class OpenInferenceService:
     """Handlers of the Open Inference Protocol."""
 
     name = SERVICE
+    scopes: Mapping[str, str] = {
+        "ModelInfer": "generate",
+        "ModelStreamInfer": "generate",
+        "ServerLive": "info",
+        "ServerReady": "info",
+        "ModelReady": "info",
+        "ServerMetadata": "info",
+        "ModelMetadata": "info",
+    }
 
     def __init__(self, readiness: ServerState) -> None:
         self._readiness = readiness
@@ -74,7 +85,7 @@ class OpenInferenceService:
 
     async def model_stream_infer(self, requests: object, context: Context) -> None:
         """Answer the requests of a stream side by side, until it ends."""
-        stream = InferStream(self._readiness, gate.identity(), context)
+        stream = InferStream(self._readiness, grpc_gate.identity(), context)
         await answered("ModelStreamInfer", context, stream.answer_all())
 
     async def _model_ready(self, data: bytes) -> bytes:
@@ -102,7 +113,7 @@ class OpenInferenceService:
         async def keep(response: oip.ModelInferResponse) -> None:
             answers.append(response)
 
-        caller = caller_of(gate.identity(), context, protocol="kserve", method="ModelInfer")
+        caller = caller_of(grpc_gate.identity(), context, protocol="kserve", method="ModelInfer")
         await readiness.handler.complete(
             InferRequest(readiness.serving, message_of(data), caller, keep)
         )

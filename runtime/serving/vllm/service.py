@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import grpc
 from outrider.runtime.core.errors import SlowConsumer
 from outrider.runtime.serving.observability.process import server_version
 from outrider.runtime.serving.readiness import ServerState
-from outrider.runtime.serving.security import gate
+from outrider.runtime.serving.security import grpc_gate
 from outrider.runtime.serving.v1.responses import Context, Sender, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
 from outrider.runtime.serving.vllm.engine_request import EngineRequest
@@ -27,6 +28,15 @@ class VllmEngineService:
     """Handlers of vLLM's engine protocol."""
 
     name = SERVICE
+    scopes: Mapping[str, str] = {
+        "Generate": "generate",
+        "Abort": "generate",
+        "HealthCheck": "info",
+        "GetModelInfo": "info",
+        "GetServerInfo": "info",
+        "GetLoads": "info",
+        "GetTokenizer": "info",
+    }
 
     def __init__(self, readiness: ServerState) -> None:
         self._readiness = readiness
@@ -85,12 +95,15 @@ class VllmEngineService:
         await answered("GetTokenizer", context, self._get_tokenizer(sender), sender)
 
     async def _generate(self, data: bytes, context: Context, sender: Sender) -> None:
-        readiness, caller = self._readiness, caller_of(gate.identity(), context, protocol="vllm")
+        readiness, caller = (
+            self._readiness,
+            caller_of(grpc_gate.identity(), context, protocol="vllm"),
+        )
         await readiness.handler.complete(EngineRequest(readiness.serving, data, caller, sender))
 
     async def _abort(self, data: bytes) -> bytes:
         request_ids = parse(vllm.AbortRequest, data).request_ids
-        self._readiness.handler.abort(request_ids, gate.identity().tenant)
+        self._readiness.handler.abort(request_ids, grpc_gate.identity().tenant)
         return vllm.AbortResponse().SerializeToString()
 
     async def _get_model_info(self) -> bytes:

@@ -178,7 +178,6 @@ def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]):
 
 COMMANDS = {
     "onnxruntime": ["serve", "BUNDLE", "--gamma", "1", "--device", "cpu"],
-    "httptools": ["serve", "BUNDLE", "--http-port", "0"],
     "transformers": ["export", "--target", "a", "--out", "b"],
     "torch": ["parity", "a", "--target", "b"],
     "cuda": ["build", "a"],

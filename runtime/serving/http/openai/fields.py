@@ -35,7 +35,7 @@ _ANSWER: Mapping[str, json_types.Kind] = {
     "request_id": json_types.text,
     "stream_options": json_types.mapping,
 }
-_REFUSED: Mapping[str, str] = {
+NOT_SERVED_BY_NAME: Mapping[str, str] = {
     "suffix": "is not supported by this server; leave it out",
     "prompt_logprobs": "use logprobs with echo",
     "prompt_embeds": "is not supported by this server; leave it out",
@@ -57,6 +57,11 @@ _REFUSED: Mapping[str, str] = {
     "prediction": "use speculation.reference with drafter reference",
 }
 """What would change the answer and is not served, with the rule that it breaks."""
+
+
+def by_name() -> frozenset[str]:
+    """Return the fields of ``outrider.v1`` that stand at the top of a request by their names."""
+    return _NAMES | frozenset(wire.Sampling.DESCRIPTOR.fields_by_name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +104,7 @@ def completion_request(
         RequestError: a field has another type, or may not stand beside another.
         UnsupportedOption: a field is not served here.
     """
-    for name, rule in _REFUSED.items():
+    for name, rule in NOT_SERVED_BY_NAME.items():
         if values.get(name) is not None:
             raise UnsupportedOption(name, rule)
     answer = json_types.read(values, _ANSWER)

@@ -20,11 +20,11 @@ from outrider.runtime.cli.operate.frame import Window, frame, parse_scrape
 from outrider.runtime.cli.refusals import EXIT_TERMINATED
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.observability.scrape_collector import ScrapeCollector
-from outrider.runtime.serving.security.scrape import MetricsListener
 from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.runtime.serving.security.credentials import key_security, write
+from tests.runtime.serving.security.metrics_listener import listening
 from tests.runtime.watched import Watched
 
 ENTERED, LEFT = b"\x1b[?1049h", b"\x1b[?1049l"
@@ -144,8 +144,7 @@ def test_sigterm_leaves_the_terminal_as_it_was(watched: Watched):
 def test_a_socket_and_a_key(tmp_path: Path):
     security, keys = key_security(tmp_path)
     url = f"unix:{tmp_path / 'metrics.sock'}"
-    listener = MetricsListener(url, ScrapeCollector(Metrics().registry, "m"), security)
-    try:
+    with listening(security, url, collector=ScrapeCollector(Metrics().registry, "m")):
         code, _, err = run("--metrics-url", url)
         assert (code, err) == (
             3,
@@ -154,8 +153,6 @@ def test_a_socket_and_a_key(tmp_path: Path):
         file = write(tmp_path / "key", keys["scraper"])
         code, out, err = run("--metrics-url", url, "--api-key-file", str(file))
         assert (code, err) == (0, "") and out.startswith("outrider top")
-    finally:
-        listener.close()
 
 
 @pytest.mark.parametrize(

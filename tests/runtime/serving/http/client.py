@@ -8,10 +8,11 @@ import http.client
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.http.factory import PortListener, open_api
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
 
@@ -79,17 +80,16 @@ async def serving_http(
     **options: Any,
 ) -> AsyncIterator[Http]:
     """A server that ``start`` makes with options, with HTTP beside gRPC."""
-    made: list[HttpListener] = []
+    made: list[PortListener] = []
 
-    def listeners(readiness: ServerState, security: Security) -> list[HttpListener]:
+    def listeners(readiness: ServerState, security: Security) -> list[PortListener]:
         limits, config = options.get("limits", ANY_LIMITS), options.get("config", ENDS_AT_ONCE)
-        found = HttpOptions(
-            address=address,
-            max_bytes=limits.max_message_bytes,
-            max_connections=config.max_connections,
-            stall_timeout_s=options.get("stall_timeout_s", config.stall_timeout_s),
-        )
-        made.append(HttpListener(readiness, security, found))
+        if "stall_timeout_s" in options:
+            config = replace(config, stall_timeout_s=options["stall_timeout_s"])
+        asked = ServeOptions(http_address=address, limits=limits, config=config)
+        found = open_api(readiness, security, asked)
+        assert found is not None
+        made.append(found)
         return made
 
     async with start(listeners=listeners, **options) as running:

@@ -9,7 +9,7 @@ import pytest
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import RequestError
-from outrider.runtime.serving.http import handshakes, listener, protocol
+from outrider.runtime.serving.http import connections, listener, protocol
 from outrider.runtime.serving.http.openai import messages
 from outrider.runtime.serving.security.access import Security
 
@@ -81,9 +81,7 @@ async def test_who_reads_nothing_of_a_page_is_let_go(start_http, monkeypatch):
 
 @pytest.mark.parametrize(("stall_timeout_s", "stall_s"), [(5.0, 60.0), (120.0, 240.0)])
 def test_a_connection_outlasts_a_request_that_nobody_reads(stall_timeout_s, stall_s):
-    options = listener.HttpOptions(
-        address="", max_bytes=1, max_connections=1, stall_timeout_s=stall_timeout_s
-    )
+    options = listener.HttpOptions(address="", max_connections=1, stall_timeout_s=stall_timeout_s)
     made = listener._configuration(None, options).http
     assert made.stall_s == stall_s
 
@@ -91,7 +89,7 @@ def test_a_connection_outlasts_a_request_that_nobody_reads(stall_timeout_s, stal
 async def test_handshakes_that_do_not_begin_are_counted_and_ended(
     start_http, monkeypatch, tmp_path: Path
 ):
-    monkeypatch.setattr(handshakes, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(connections, "PATIENCE_S", 0.5)
     config = ServerConfig(max_connections=2, lb_delay_s=0.0, drain_timeout_s=0.0)
     async with start_http(security=Security(server_files(tmp_path)), config=config) as http:
         opened = [await asyncio.open_connection("127.0.0.1", http.port) for _ in range(3)]

@@ -11,10 +11,11 @@ from outrider import CallError, Client
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.tenant import SCOPES
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.http.app import router
-from outrider.runtime.serving.http.gate import PROBES, SCOPE_OF
-from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.http.app import api_routes
+from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.http.pages import read_pages
+from outrider.runtime.serving.http.routes import router
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
@@ -32,16 +33,13 @@ from tests.runtime.serving.security.credentials import (
 from tests.runtime.serving.security.test_quotas import security as share_security
 
 PAGES = read_pages()
+DECLARED = api_routes(
+    ServerState(RequestAccounting(Metrics(), lambda: 0.0)), max_bytes=1, started_s=0.0, pages=PAGES
+)
 ROUTES = [
-    (method, route.path)
-    for route in router(
-        ServerState(RequestAccounting(Metrics(), lambda: 0.0)),
-        max_bytes=1,
-        started_s=0.0,
-        pages=PAGES,
-    ).routes
-    for method in sorted(route.methods)
+    (method, route.path) for route in router(DECLARED).routes for method in sorted(route.methods)
 ]
+PROBES = {(one.method, one.path) for one in DECLARED if one.is_probe and one.path not in PAGES}
 UNKNOWN = [
     ("GET", "/docs"),
     ("GET", "/openapi.json"),
@@ -59,8 +57,9 @@ UNKNOWN = [
 
 def test_every_route_of_the_application_has_a_scope() -> None:
     gets = {(("GET" if method == "HEAD" else method), path) for method, path in ROUTES}
-    assert gets == {*SCOPE_OF} | {("GET", path) for path in PAGES}
-    assert {*SCOPE_OF.values()} <= {*SCOPES}
+    assert gets == {(one.method, one.path) for one in DECLARED}
+    assert {one.scope for one in DECLARED} == {*SCOPES}
+    assert {("GET", "/health"), ("GET", "/live")} == PROBES
 
 
 async def test_no_route_is_answered_to_strangers(start_http, tmp_path: Path):
@@ -193,10 +192,9 @@ async def test_the_audit_log_has_what_is_refused_at_the_gate_and_behind_it(
     ],
 )
 def test_an_address_that_others_reach_needs_tls(address: str, rule: str) -> None:
-    options = HttpOptions(address=address, max_bytes=1, max_connections=1)
     readiness = ServerState(RequestAccounting(Metrics(), lambda: 0.0))
     with pytest.raises(ConfigError, match=f"http_address: {rule}"):
-        HttpListener(readiness, Security(SecurityOptions()), options)
+        open_api(readiness, Security(SecurityOptions()), ServeOptions(http_address=address))
 
 
 async def test_headers_that_are_no_addresses_are_refused_as_strange_ones(start_http):

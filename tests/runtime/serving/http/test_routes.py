@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
+from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.http.openai import tokens
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
@@ -16,8 +17,8 @@ from tests.runtime.serving.http.client import Http
 
 async def test_until_the_model_is_open_everything_but_life_waits():
     readiness = ServerState(RequestAccounting(Metrics(), lambda: 0.0))
-    options = HttpOptions(address="127.0.0.1:0", max_bytes=1000, max_connections=9)
-    listener = HttpListener(readiness, Security(), options)
+    listener = open_api(readiness, Security(), ServeOptions(http_address="127.0.0.1:0"))
+    assert listener is not None
     await listener.start()
     readiness.note("measuring what steps cost")
     http = Http(None, listener.port)  # type: ignore[arg-type]
@@ -36,9 +37,9 @@ async def test_until_the_model_is_open_everything_but_life_waits():
         assert answer.headers["retry-after-ms"] == "1000"
     assert (await http.ask("/live")).status == 200
     assert b"outrider_requests_refused_total" in (await http.ask("/metrics")).body
-    second = HttpListener(readiness, Security(), HttpOptions(
-        address=f"127.0.0.1:{listener.port}", max_bytes=1, max_connections=1
-    ))  # fmt: skip
+    taken = ServeOptions(http_address=f"127.0.0.1:{listener.port}")
+    second = open_api(readiness, Security(), taken)
+    assert second is not None
     with pytest.raises(ConfigError, match="http_address: must be free to bind"):
         await second.start()
     await listener.stop()

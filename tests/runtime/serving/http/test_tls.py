@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.http.listener import HttpListener, HttpOptions
-from outrider.runtime.serving.observability.metrics import Metrics
-from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
 
 from tests.runtime.serving.security.credentials import Authority, bearer, write, write_keys
@@ -69,8 +65,8 @@ async def test_clients_need_a_certificate_of_an_authority_that_is_trusted_now(
         old = trust(tmp_path, names)
         key = bearer(secrets["x"])
         assert (await asyncio.to_thread(lambda: ask(server.port, old, **key)))[0] == 200
-        # Here a certificate says nothing of whose requests they are.
-        assert (await asyncio.to_thread(ask, server.port, old))[0] == 401
+        # A certificate may say whose requests they are, too.
+        assert (await asyncio.to_thread(ask, server.port, old))[0] == 200
         for stranger in (trust(tmp_path), trust(tmp_path, names, newer)):
             with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
                 await asyncio.to_thread(ask, server.port, stranger)
@@ -82,8 +78,13 @@ async def test_clients_need_a_certificate_of_an_authority_that_is_trusted_now(
         assert (await asyncio.to_thread(lambda: ask(server.port, fresh, **key)))[0] == 200
 
 
-def test_certificates_alone_let_nobody_in_and_are_refused_at_the_start(tmp_path: Path) -> None:
-    security = Security(mutual(tmp_path))
-    options = HttpOptions(address="127.0.0.1:0", max_bytes=1, max_connections=1)
-    with pytest.raises(ConfigError, match="http_address: needs keys or jwt_keys"):
-        HttpListener(ServerState(RequestAccounting(Metrics(), lambda: 0.0)), security, options)
+async def test_a_client_is_who_its_certificate_says(start_http, tmp_path: Path):
+    options = mutual(tmp_path)
+    write(tmp_path / "tenants.toml", '[tenants.web]\ncertificates = ["web"]\nscopes = ["info"]')
+    async with start_http(security=Security(options)) as server:
+        for name, status in (("web", 200), ("stranger", 401)):
+            context = trust(tmp_path, (name,))
+            assert (await asyncio.to_thread(ask, server.port, context))[0] == status
+            # A header decides where there is one.
+            asked = partial(ask, server.port, context, authorization="Bearer wrong")
+            assert (await asyncio.to_thread(asked))[0] == 401

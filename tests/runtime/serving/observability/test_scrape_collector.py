@@ -8,21 +8,17 @@ import pytest
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.observability.scrape_collector import OLDER, SAME, ScrapeCollector
 from outrider.runtime.serving.security.access import Security
-from outrider.runtime.serving.security.scrape import MetricsListener
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.runtime.serving.security.test_scrape import OPENMETRICS, at, get
+from tests.runtime.serving.security.metrics_listener import OPENMETRICS, at, get, listening
 
 VLLM_ONLY = {"request_success", "kv_cache_usage_perc", "cache_config_info"}
 
 
 def told(exposition: ScrapeCollector, headers: dict[str, str] = OPENMETRICS) -> str:
     """The text that a scraper gets who asks for another format."""
-    listener = MetricsListener("127.0.0.1:0", exposition, Security())
-    try:
+    with listening(Security(), collector=exposition) as listener:
         return get(at(listener), headers)[2]
-    finally:
-        listener.close()
 
 
 async def test_vllm_s_metrics_are_ours_under_its_names(start):

@@ -15,9 +15,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider import CallError, Client
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.factory import ServeOptions
-from outrider.runtime.serving.security import gate
+from outrider.runtime.serving.kserve.service import OpenInferenceService
 from outrider.runtime.serving.security.authenticator import Authenticator
-from outrider.runtime.serving.security.gate import PROBES, SCOPE_OF
+from outrider.runtime.serving.security.gate import Gate
+from outrider.runtime.serving.security.grpc_gate import PROBES, SCOPES_OF_GRPC, GrpcGate
+from outrider.runtime.serving.server import scopes_of
+from outrider.runtime.serving.v1.service import InferenceService
+from outrider.runtime.serving.vllm.service import VllmEngineService
 
 from tests.runtime.serving.security.credentials import bearer, key_security
 from tests.runtime.serving.test_tenant import address_elsewhere, steps_of
@@ -26,6 +30,8 @@ UNAUTHENTICATED = grpc.StatusCode.UNAUTHENTICATED
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 UNIMPLEMENTED = grpc.StatusCode.UNIMPLEMENTED
 ALL_DIALECTS = ServeOptions(has_kserve=True, has_vllm_grpc=True)
+SERVICES: list[Any] = [InferenceService, OpenInferenceService, VllmEngineService]
+SCOPE_OF = {**SCOPES_OF_GRPC, **scopes_of(SERVICES)}
 EXPECTED = {
     "/outrider.v1.Inference/Generate",
     "/inference.GRPCInferenceService/ModelStreamInfer",
@@ -142,12 +148,11 @@ async def hello(data: bytes, context: object) -> bytes:
     return b"hello"
 
 
-async def test_a_method_without_a_scope_is_allowed_to_nobody(tmp_path: Path, monkeypatch):
+async def test_a_method_without_a_scope_is_allowed_to_nobody(tmp_path: Path):
     security, keys = key_security(tmp_path)
-    refused = []
-    barrier = gate.Gate(
-        security.authenticator, has_open_health=True, refused=lambda *call: refused.append(call)
-    )
+    refused, scopes = [], dict[str, str]()
+    gate = Gate(security.authenticator, lambda *call: refused.append(call))
+    barrier = GrpcGate(gate, scopes, has_open_health=True)
     server = grpc.aio.server(interceptors=(barrier,))
     handler = grpc.unary_unary_rpc_method_handler(hello)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("new", {"Hi": handler}),))
@@ -155,7 +160,7 @@ async def test_a_method_without_a_scope_is_allowed_to_nobody(tmp_path: Path, mon
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         assert await code_of(channel, "/new/Hi", bearer(keys["x"])) is DENIED
-        monkeypatch.setitem(SCOPE_OF, "/new/Hi", "info")
+        scopes["/new/Hi"] = "info"
         assert await code_of(channel, "/new/Hi", bearer(keys["x"])) is grpc.StatusCode.OK
         assert await code_of(channel, "/new/Hi") is UNAUTHENTICATED
     await server.stop(None)

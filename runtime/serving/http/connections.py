@@ -1,4 +1,4 @@
-"""TLS handshakes of the HTTP listener, bounded in time and number.
+"""Connections of an HTTP listener, their TLS handshakes bounded in time and number.
 
 The loop's own servers tell a protocol of a connection once its handshake has ended, so that those who never begin one
 would be counted by nobody, and each of them holds a file.
@@ -17,15 +17,15 @@ RETRY_S = 1.0
 """After the system had no room for a connection."""
 
 
-class Handshakes:
+class Connections:
     """Accepts the connections of one listener.
 
     Args:
-        context: for TLS.
+        context: for TLS; None without.
         most: connections at once, those that shake hands included; further ones are closed.
     """
 
-    def __init__(self, context: ssl.SSLContext, most: int) -> None:
+    def __init__(self, context: ssl.SSLContext | None, most: int) -> None:
         self._context = context
         self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,9 +76,10 @@ class Handshakes:
 
     async def _shake(self, connection: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
         loop, context = asyncio.get_running_loop(), self._context
+        patience_s = None if context is None else PATIENCE_S
         try:
             await loop.connect_accepted_socket(
-                make, connection, ssl=context, ssl_handshake_timeout=PATIENCE_S
+                make, connection, ssl=context, ssl_handshake_timeout=patience_s
             )
         except OSError:
             # What strangers send is no event.
