@@ -9,6 +9,8 @@ import pytest
 from outrider import Client, build_request
 from outrider.v1 import inference_pb2 as wire
 
+from scripts import list_fields
+
 ROOT = Path(__file__).parents[1]
 STUBS = ("inference_pb2.py", "inference_pb2.pyi", "inference_pb2_grpc.py")
 
@@ -135,3 +137,7 @@ def test_an_answer_prefix_of_token_ids_is_built_from_a_list():
     assert request.WhichOneof("answer") == "answer_prefix_tokens"
     assert request.target_language == "de"
     assert build_request("a", answer_prefix="b").WhichOneof("answer") == "answer_prefix"
+
+
+def test_the_page_of_all_fields_is_in_step() -> None:
+    assert list_fields.PAGE.read_text() == list_fields.page(), "run python -m scripts.list_fields"

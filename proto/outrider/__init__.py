@@ -59,11 +59,15 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import ``LLM`` when it is asked for: the client is installed without it.
+    """Return the version of the client; import ``LLM`` when it is asked for: the client is installed without it.
 
     Raises:
         ImportError: the server's distribution, or a library of it, is not installed; says which.
     """
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("outrider")
     if name != "LLM":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from outrider.absent import import_of_server

@@ -19,7 +19,7 @@ from outrider.runtime.cli.connection import (
     TlsCertificate,
     TlsKey,
 )
-from outrider.runtime.cli.refusals import refusals, say
+from outrider.runtime.cli.refusals import EXIT_REFUSED, refusals, say
 
 if TYPE_CHECKING:
     from outrider import Client
@@ -111,6 +111,11 @@ def _chat(connection: Connection, system: str | None, options: Mapping[str, Any]
     with asyncio.Runner() as runner:
         client = runner.run(connect())
         try:
+            found = runner.run(client.info(timeout_s=options.get("timeout_s")))
+            if not found.HasField("chat"):
+                text = "has no chat template: outrider generate completes texts with it"
+                typer.echo(f"outrider: {found.model} {text}", err=True)
+                return EXIT_REFUSED
             while (line := _read_line()) not in (None, QUIT):
                 if line == ANEW:
                     messages = opening_messages(system)

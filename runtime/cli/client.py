@@ -189,27 +189,6 @@ def generate(
         asyncio.run(_generate(connection, text, timeout_s, options))
 
 
-def info(
-    address: Address = DEFAULT_ADDRESS,
-    api_key_file: ApiKeyFile = None,
-    tls_ca: TlsCa = None,
-    tls_certificate: TlsCertificate = None,
-    tls_key: TlsKey = None,
-    allow_insecure: AllowInsecure = False,
-) -> None:
-    """Print what a server serves, within which limits, under which load."""
-    connection = Connection(
-        address=address,
-        api_key_file=api_key_file,
-        tls_ca=tls_ca,
-        tls_certificate=tls_certificate,
-        tls_key=tls_key,
-        allow_insecure=allow_insecure,
-    )
-    with refusals():
-        typer.echo(asyncio.run(_info(connection)))
-
-
 async def _generate(
     connection: Connection, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
@@ -253,8 +232,3 @@ async def _generate(
                     known = "" if options.get("echo") else prompt
                     typer.echo(f"{whole_text(known, text, await client.info())}\n")
                     print_report(console, response.finish)
-
-
-async def _info(connection: Connection) -> str:
-    async with connection.open() as client:
-        return str(await client.info()).rstrip()

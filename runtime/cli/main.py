@@ -13,6 +13,7 @@ from outrider.runtime.cli import chat as cli_chat
 from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
 from outrider.runtime.cli import export as cli_export
+from outrider.runtime.cli import info as cli_info
 from outrider.runtime.cli import key as cli_key
 from outrider.runtime.cli import offline as cli_offline
 from outrider.runtime.cli import signing as cli_signing
@@ -40,7 +41,7 @@ app.add_typer(cli_key.key)
 cli_key.key.command()(cli_signing.new_signer)
 app.command()(cli_client.generate)
 app.command()(cli_chat.chat)
-app.command()(cli_client.info)
+app.command()(cli_info.info)
 app.command()(cli_health.health)
 app.command()(cli_offline.analyze)
 app.command()(cli_offline.tune)

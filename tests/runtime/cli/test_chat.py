@@ -112,7 +112,10 @@ async def test_what_cannot_be_is_said_in_a_line(start: Start) -> None:
         bare = await run(running, "generate", "--prompt", "a", "--system", "S")
         wrong = await run(running, "chat", "--template-argument", "hint=k")
     assert refused.exit_code == EXIT_REFUSED
-    assert "chat: needs a bundle with a chat template" in refused.stderr
+    assert (
+        refused.stderr
+        == "outrider: letters has no chat template: outrider generate completes texts with it\n"
+    )
     assert (bare.exit_code, wrong.exit_code) == (2, 2)
     assert "needs --chat" in bare.stderr
     assert "must be NAME=JSON" in wrong.stderr

@@ -1,0 +1,51 @@
+"""``outrider info``: a table for people, JSON for programs; and the command by other names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from importlib import metadata
+
+import outrider
+from click.testing import Result
+from outrider.runtime.cli.main import app
+from outrider.v1 import inference_pb2 as wire
+from typer.testing import CliRunner
+
+from tests.runtime.conftest import Start
+
+
+async def run(address: str, *arguments: str) -> Result:
+    command = ["info", "--address", address, *arguments]
+    return await asyncio.to_thread(CliRunner().invoke, app, command)
+
+
+async def test_the_table_says_what_is_served(start: Start) -> None:
+    async with start() as running:
+        result = await run(running.address)
+    assert result.exit_code == 0, result.output
+    rows = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert rows["model"] == "letters" and rows["context"] == "4200 tokens"
+    assert "0 running of 4, 0 queued" in result.stdout
+    assert len(rows) == len(result.stdout.splitlines()) <= 15
+
+
+async def test_json_has_every_field(start: Start) -> None:
+    async with start() as running:
+        result = await run(running.address, "--json")
+    found = json.loads(result.stdout)
+    assert found["model"] == "letters" and found["limits"]["max_context"] == 4200
+    # Of messages without presence all are there, at their zero values too.
+    names = {field.name for field in wire.Limits.DESCRIPTOR.fields}
+    assert set(found["limits"]) == names
+    assert found["certificate"] == {}
+
+
+def test_the_module_is_the_command_and_has_a_version() -> None:
+    assert outrider.__version__ == metadata.version("outrider")
+    asked = subprocess.run(
+        [sys.executable, "-m", "outrider", "--version"], capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == f"outrider {metadata.version('outrider-server')}\n"
