@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from outrider.absent import has_server
+from outrider.absent import has_server, import_of_server
 
 if not has_server():
     sys.exit("outrider: the command comes with the server: pip install 'outrider-server[cpu]'")
-from outrider.runtime.cli.entry import main
-
-main()
+import_of_server("outrider.runtime.cli.entry", "main", extra="cpu")()
