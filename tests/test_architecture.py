@@ -44,7 +44,7 @@ RULES = {
     "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
     "runtime.serving.security": f"{GRPC} runtime.core runtime.serving.status "
     "runtime.serving.observability.logs prometheus_client",
-    "runtime.ray": "google outrider.v1 runtime",
+    "runtime.addons": f"numpy {GRPC} runtime",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
     "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
@@ -56,9 +56,11 @@ RULES = {
 # Packages that nobody may import but these.
 PRIVATE = {
     "runtime.oracle": "runtime.oracle runtime.offline runtime.verify export",
-    "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.ray runtime.cli",
+    "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.addons runtime.cli",
     "runtime.offline": "runtime.offline runtime.cli outrider",
-    "runtime.ray": "runtime.ray",
+    "runtime.addons.kserve": "runtime.addons.kserve",
+    "runtime.addons.vllm": "runtime.addons.vllm",
+    "runtime.addons.ray": "runtime.addons.ray",
     "runtime.verify": "runtime.verify runtime.cli",
     "runtime.cli": "runtime.cli",
     "export": "export runtime.cli",
@@ -79,8 +81,8 @@ HEAVY = {
     "tensorrt": "engines.tensorrt export.tensorrt",
     "cuda": "engines.device.cuda",
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
-    "grpc": "runtime.serving runtime.ray.context outrider",
-    "ray": "runtime.ray.app runtime.ray.router",
+    "grpc": "runtime.serving runtime.addons outrider",
+    "ray": "runtime.addons.ray.app runtime.addons.ray.router",
     "matplotlib": "runtime.offline",
     "jinja2": "runtime.offline runtime.serving.chat",
     "llguidance": "runtime.grammar",
@@ -88,13 +90,13 @@ HEAVY = {
     "starlette": "runtime.serving.http",
     "uvicorn": "runtime.serving.http",
     "jwt": "runtime.serving.security",
-    "smg_grpc_proto": "runtime.serving.vllm",
+    "smg_grpc_proto": "runtime.addons.vllm",
     "opentelemetry": "runtime.serving.observability.spans",
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
     "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.security runtime.serving.http.factory runtime.serving.protocols "
+    "runtime.grammar.library runtime.serving.security runtime.serving.http.factory runtime.addons.vllm.opening "
     "runtime.serving.observability.tracing outrider"
 )
 # The client names it, and is installed without it.

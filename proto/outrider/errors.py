@@ -112,7 +112,7 @@ _CLASS_OF_CODE: Mapping[grpc.StatusCode, type[CallError]] = {
     grpc.StatusCode.CANCELLED: CallCancelled,
     grpc.StatusCode.INTERNAL: ServerFailed,
 }
-# A replica of ``outrider.runtime.ray`` died with the request; and what Ray says of that: an actor of this name died, or
+# A replica of the add-on for Ray died with the request; and what Ray says of that: an actor of this name died, or
 # one by its id is unavailable.
 _LOST = "REPLICA_LOST"
 _RAY_REPLICA = re.compile("SERVE_REPLICA::|The actor [0-9a-f]+ is unavailable")

@@ -1,29 +1,38 @@
-"""The protocols that a server speaks beside ``outrider.v1``: each is off unless it is asked for."""
+"""The protocols that a server speaks beside ``outrider.v1``: add-ons, each off unless it is asked for.
+
+A distribution names its own by an entry point of the group ``outrider.protocols``: a function of a ``ServerState`` that
+returns a ``Service``.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+from importlib.metadata import entry_points
 
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.factory import ServeOptions
-from outrider.runtime.serving.kserve.service import OpenInferenceService
 from outrider.runtime.serving.readiness import ServerState, Service
+
+GROUP = "outrider.protocols"
 
 
 def services_of(options: ServeOptions, readiness: ServerState) -> tuple[Service, ...]:
     """Return the protocols of gRPC that are asked for.
 
     Raises:
-        ConfigError: the library of one is not installed.
+        ConfigError: one is not installed, or a library of it is not.
     """
-    services: list[Service] = []
-    if options.has_kserve:
-        services.append(OpenInferenceService(readiness))
-    if options.has_vllm_grpc:
-        if importlib.util.find_spec("smg_grpc_proto") is None:
-            rule = "smg-grpc-proto is not installed: pip install 'outrider-server[vllm-grpc]'"
-            raise ConfigError("vllm_grpc", rule)
-        from outrider.runtime.serving.vllm.service import VllmEngineService
+    asked = {"kserve": options.has_kserve, "vllm_grpc": options.has_vllm_grpc}
+    return tuple(open_protocol(name, readiness) for name, is_asked in asked.items() if is_asked)
 
-        services.append(VllmEngineService(readiness))
-    return tuple(services)
+
+def open_protocol(name: str, readiness: ServerState) -> Service:
+    """Return the service of a protocol by the name of its entry point.
+
+    Raises:
+        ConfigError: it is not installed, or a library of it is not.
+    """
+    found = entry_points(group=GROUP, name=name)
+    if not found:
+        raise ConfigError(name, f"is not installed: no distribution has it in {GROUP}")
+    service: Service = next(iter(found)).load()(readiness)
+    return service

@@ -17,8 +17,8 @@ from outrider.oip import inference_pb2 as oip
 from outrider.v1 import inference_pb2 as wire
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
-from tests.runtime.serving.kserve.requests import infer_request
-from tests.runtime.serving.vllm.requests import ask
+from tests.runtime.addons.kserve.requests import infer_request
+from tests.runtime.addons.vllm.requests import ask
 
 PROMPT = "abcab"
 PER_PROTOCOL = 500

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from outrider.affinity import PREFIX_KEY, SESSION_KEY, affinity_metadata
 from outrider.channel import CHANNEL_OPTIONS, SERVICE, SERVICE_CONFIG
-from outrider.runtime.ray import affinity
-from outrider.runtime.ray.options import parse_args
+from outrider.runtime.addons.ray import affinity
+from outrider.runtime.addons.ray.options import parse_args
 
 from tests.environments import Environments
 

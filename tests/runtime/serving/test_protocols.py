@@ -13,12 +13,12 @@ from outrider.oip import inference_pb2_grpc
 from outrider.runtime.serving.factory import ServeOptions
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
+from tests.runtime.addons.kserve import requests as kserve
+from tests.runtime.addons.vllm import requests as vllm
 from tests.runtime.conftest import EOS, Start
 from tests.runtime.grammar import test_serving as forms
 from tests.runtime.serving.chat.test_requests import HELLO, chat_server
 from tests.runtime.serving.http.client import Http, serving_http
-from tests.runtime.serving.kserve import requests as kserve
-from tests.runtime.serving.vllm import requests as vllm
 
 Tokens = dict[int, list[int]]
 """Of each completion of a prompt, by index."""

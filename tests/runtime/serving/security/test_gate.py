@@ -13,15 +13,15 @@ from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from outrider import CallError, Client
+from outrider.runtime.addons.kserve.service import OpenInferenceService
+from outrider.runtime.addons.vllm.service import VllmEngineService
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.factory import ServeOptions
-from outrider.runtime.serving.kserve.service import OpenInferenceService
 from outrider.runtime.serving.security.authenticator import Authenticator
 from outrider.runtime.serving.security.gate import Gate
 from outrider.runtime.serving.security.grpc_gate import PROBES, SCOPES_OF_GRPC, GrpcGate
 from outrider.runtime.serving.server import scopes_of
 from outrider.runtime.serving.v1.service import InferenceService
-from outrider.runtime.serving.vllm.service import VllmEngineService
 
 from tests.runtime.serving.security.credentials import bearer, key_security
 from tests.runtime.serving.test_tenant import address_elsewhere, steps_of

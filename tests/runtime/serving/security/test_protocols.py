@@ -15,10 +15,10 @@ from outrider.errors import decode_error
 from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.security.audit import AuditLog
 
+from tests.runtime.addons.kserve.requests import infer_request, streamed
+from tests.runtime.addons.vllm.requests import ask
 from tests.runtime.conftest import ENDLESS_TOKENS
-from tests.runtime.serving.kserve.requests import infer_request, streamed
 from tests.runtime.serving.security.credentials import bearer, key_security, write
-from tests.runtime.serving.vllm.requests import ask
 
 ALL_DIALECTS = ServeOptions(has_kserve=True, has_vllm_grpc=True)
 LONG = ENDLESS_TOKENS - 10

@@ -24,8 +24,8 @@ from tests.http2 import (
     opening_fields,
     split_headers,
 )
-from tests.runtime.serving.kserve.requests import streamed
-from tests.runtime.serving.vllm.requests import ask
+from tests.runtime.addons.kserve.requests import streamed
+from tests.runtime.addons.vllm.requests import ask
 
 # Seconds until a condition that never comes true fails its test.
 PATIENCE_S = 60.0

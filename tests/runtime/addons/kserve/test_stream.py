@@ -12,13 +12,11 @@ import grpc.aio
 import pytest
 from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.addons.kserve import stream as kserve_stream
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.factory import load_model
-from outrider.runtime.serving.kserve import stream as kserve_stream
 
-from tests.runtime.conftest import ENDLESS_TOKENS
-from tests.runtime.served import server_of
-from tests.runtime.serving.kserve.requests import (
+from tests.runtime.addons.kserve.requests import (
     KSERVE,
     answers_of,
     infer_request,
@@ -26,6 +24,8 @@ from tests.runtime.serving.kserve.requests import (
     stub_of,
     texts_of,
 )
+from tests.runtime.conftest import ENDLESS_TOKENS
+from tests.runtime.served import server_of
 
 PATIENCE_S = 60.0
 GREEDY = {"temperature": 0.0, "max_tokens": 30}

@@ -11,6 +11,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.addons.kserve.options import add_options, read_options
+from outrider.runtime.addons.kserve.response import (
+    LOGPROBS,
+    OUTPUTS,
+    TEXT_OUTPUT,
+    Answer,
+    add_outputs,
+    answer_of,
+)
+from outrider.runtime.addons.kserve.tensors import BOOL, BYTES, read_inputs
 from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import (
     MalformedRequest,
@@ -20,16 +30,6 @@ from outrider.runtime.core.errors import (
 )
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.kserve.options import add_options, read_options
-from outrider.runtime.serving.kserve.response import (
-    LOGPROBS,
-    OUTPUTS,
-    TEXT_OUTPUT,
-    Answer,
-    add_outputs,
-    answer_of,
-)
-from outrider.runtime.serving.kserve.tensors import BOOL, BYTES, read_inputs
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.response_stream import Batch

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.runtime.ray.affinity import groups, key_of
+from outrider.runtime.addons.ray.affinity import groups, key_of
 from ray.serve.request_router import RequestRouter
 
 log = logging.getLogger(__name__)

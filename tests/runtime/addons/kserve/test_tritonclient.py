@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.environments import Environments
+from tests.runtime.addons.kserve.requests import KSERVE
 from tests.runtime.conftest import ALPHABET, ENDLESS_TOKENS, LetterCodec
-from tests.runtime.serving.kserve.requests import KSERVE
 
 ROOT = Path(__file__).parents[4]
 CLIENT = "tritonclient[grpc]==2.73.0"

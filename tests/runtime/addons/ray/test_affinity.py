@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from outrider import affinity_metadata
-from outrider.runtime.ray.affinity import groups, key_of, ranked
+from outrider.runtime.addons.ray.affinity import groups, key_of, ranked
 
 NAMES = tuple(f"replica-{number}" for number in range(5))
 KEYS = tuple(f"session:{number}" for number in range(500))

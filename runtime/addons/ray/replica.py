@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
+from outrider.runtime.addons.ray.context import CallContext, Encoded, ProxyContext
 from outrider.runtime.core.errors import PermissionDenied
 from outrider.runtime.core.tenant import SCOPES, TENANT_KEY, Identity, tenant_of
-from outrider.runtime.ray.context import CallContext, Encoded, ProxyContext
 from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.factory import ServeOptions, load_model, settle_loaded
 from outrider.runtime.serving.loaded_model import LoadedModel

@@ -16,7 +16,7 @@ from outrider import CallError, Client, DeadlineExceeded, RequestRefused, affini
 from outrider.v1 import inference_pb2 as wire
 
 from tests.conftest import write_llama
-from tests.runtime.ray.ray_cluster import Cluster, environment, running_cluster
+from tests.runtime.addons.ray.ray_cluster import Cluster, environment, running_cluster
 
 pytestmark = pytest.mark.long
 
@@ -163,7 +163,7 @@ async def test_a_session_stays_with_its_replica_and_so_does_a_prefix(cluster: Cl
 ROUTE = """
 import asyncio
 from types import SimpleNamespace as Some
-from outrider.runtime.ray.router import AffinityRouter
+from outrider.runtime.addons.ray.router import AffinityRouter
 
 router = object.__new__(AffinityRouter)
 replicas = [Some(replica_id=Some(unique_id=name)) for name in "abc"]

@@ -11,14 +11,13 @@ import pytest
 from outrider.engines.sampling.base import TokenLogprobs
 from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.addons.kserve.response import Answer
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.events import EmittedToken, Provenance
-from outrider.runtime.serving.kserve.response import Answer
 from outrider.runtime.serving.requests.defaults import RequestDefaults
 from outrider.runtime.serving.response_stream import Batch
 
-from tests.runtime.conftest import LetterCodec
-from tests.runtime.serving.kserve.requests import (
+from tests.runtime.addons.kserve.requests import (
     KSERVE,
     answers_of,
     counts_of,
@@ -27,6 +26,7 @@ from tests.runtime.serving.kserve.requests import (
     stub_of,
     texts_of,
 )
+from tests.runtime.conftest import LetterCodec
 
 GREEDY = {"temperature": 0.0, "max_tokens": 5}
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 import pytest
 from outrider.errors import decode_error
+from outrider.runtime.addons.vllm import service
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.chat.encoder import ChatEncoder
@@ -21,13 +22,12 @@ from outrider.runtime.serving.protocols import services_of
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.runtime.serving.v1 import responses
-from outrider.runtime.serving.vllm import service
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from tests.runtime.addons.vllm.requests import VLLM_GRPC, answers_of, ask, stub_of
 from tests.runtime.conftest import ENDLESS_TOKENS, EOS
 from tests.runtime.serving.chat.shapes import SHAPES, template_of
-from tests.runtime.serving.vllm.requests import VLLM_GRPC, answers_of, ask, stub_of
 
 SHAPE = SHAPES["qwen3"]
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import grpc
+from outrider.runtime.addons.vllm.engine_request import EngineRequest
+from outrider.runtime.addons.vllm.tokenizer_files import Archive, tokenizer_archive
 from outrider.runtime.core.errors import SlowConsumer
 from outrider.runtime.serving.observability.process import server_version
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security import grpc_gate
 from outrider.runtime.serving.v1.responses import Context, Sender, answered, caller_of
 from outrider.runtime.serving.v1.wire import parse
-from outrider.runtime.serving.vllm.engine_request import EngineRequest
-from outrider.runtime.serving.vllm.tokenizer_files import Archive, tokenizer_archive
 from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 

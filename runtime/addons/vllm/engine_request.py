@@ -7,6 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from outrider.runtime.addons.vllm.wire import (
+    REASONS,
+    add_input_logprobs,
+    add_output_logprobs,
+    request_of,
+)
 from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
@@ -14,12 +20,6 @@ from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.v1.wire import parse
-from outrider.runtime.serving.vllm.wire import (
-    REASONS,
-    add_input_logprobs,
-    add_output_logprobs,
-    request_of,
-)
 from outrider.v1 import inference_pb2 as wire
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 

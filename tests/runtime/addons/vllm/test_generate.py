@@ -9,14 +9,14 @@ import grpc
 import grpc.aio
 import pytest
 from outrider.errors import decode_error
+from outrider.runtime.addons.vllm.wire import request_of
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.serving.requests.defaults import RequestDefaults
-from outrider.runtime.serving.vllm.wire import request_of
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
+from tests.runtime.addons.vllm.requests import VLLM_GRPC, answers_of, ask, stub_of
 from tests.runtime.conftest import EOS, VOCAB, Start
 from tests.runtime.grammar import test_serving as forms
-from tests.runtime.serving.vllm.requests import VLLM_GRPC, answers_of, ask, stub_of
 
 
 async def test_a_stream_has_deltas_and_ends_with_a_summary(start):

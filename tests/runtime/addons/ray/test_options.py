@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider.runtime.addons.ray.options import parse_args
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES
 from outrider.runtime.core.drafting import HistoryScope
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.ray.options import parse_args
 
 
 def test_arguments_reach_the_application_and_its_servers() -> None:

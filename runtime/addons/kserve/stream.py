@@ -10,9 +10,9 @@ import asyncio
 
 import grpc.aio
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.addons.kserve.infer_request import IS_FINAL, InferRequest, id_of, message_of
 from outrider.runtime.core.errors import ServingError, SlowConsumer
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.kserve.infer_request import IS_FINAL, InferRequest, id_of, message_of
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.v1.responses import Context, caller_of, failure_of, written
 

@@ -6,7 +6,7 @@ import json
 import sys
 
 import ray
-from outrider.runtime.ray.app import build_app
+from outrider.runtime.addons.ray.app import build_app
 from ray import serve
 from ray.serve.config import gRPCOptions
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from outrider.runtime.ray.options import parse_args
-from outrider.runtime.ray.replica import Replica, open_process
+from outrider.runtime.addons.ray.options import parse_args
+from outrider.runtime.addons.ray.replica import Replica, open_process
 from ray import serve
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
@@ -19,7 +19,7 @@ HEALTH_EVERY_S = 2.0
 
 
 def build_app(args: Mapping[str, object]) -> serve.Application:
-    """Return the application; ``args`` are those of ``outrider.runtime.ray.options``.
+    """Return the application; ``args`` are those of ``outrider.runtime.addons.ray.options``.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -36,7 +36,7 @@ def build_app(args: Mapping[str, object]) -> serve.Application:
             target_ongoing_requests=options.target_ongoing_requests or SLOTS_IN_USE * slots,
         ),
         request_router_config=RequestRouterConfig(
-            request_router_class="outrider.runtime.ray.router:AffinityRouter"
+            request_router_class="outrider.runtime.addons.ray.router:AffinityRouter"
         ),
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.num_gpus},
         health_check_period_s=HEALTH_EVERY_S,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.addons.kserve.tensors import BYTES, UINT32, add_counts, add_texts
 from outrider.runtime.core.events import BeamAnswer, EmittedToken, Finished, FinishReason
-from outrider.runtime.serving.kserve.tensors import BYTES, UINT32, add_counts, add_texts
 from outrider.runtime.serving.response_stream import Batch
 from outrider.runtime.serving.tokenizer import TextCodec
 

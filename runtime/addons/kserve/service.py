@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 import grpc
 from outrider.oip import inference_pb2 as oip
-from outrider.runtime.core.errors import ModelNotFound
-from outrider.runtime.serving.kserve.infer_request import (
+from outrider.runtime.addons.kserve.infer_request import (
     INPUTS,
     VERSION,
     InferRequest,
     is_served,
     message_of,
 )
-from outrider.runtime.serving.kserve.response import OUTPUTS
-from outrider.runtime.serving.kserve.stream import InferStream
+from outrider.runtime.addons.kserve.response import OUTPUTS
+from outrider.runtime.addons.kserve.stream import InferStream
+from outrider.runtime.core.errors import ModelNotFound
 from outrider.runtime.serving.observability.process import server_version
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security import grpc_gate

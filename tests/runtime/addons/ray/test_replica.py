@@ -14,9 +14,9 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 from outrider.client import build_request
+from outrider.runtime.addons.ray.context import LOST, CallContext
+from outrider.runtime.addons.ray.replica import Replica
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.ray.context import LOST, CallContext
-from outrider.runtime.ray.replica import Replica
 from outrider.runtime.serving.factory import ServeOptions, load_model
 from outrider.v1 import inference_pb2 as wire
 
