@@ -24,7 +24,8 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, Progressed
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("engines", "export", "proto", "runtime", "scripts")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.util
 
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.kserve.service import OpenInferenceService
 from outrider.runtime.serving.readiness import ServerState, Service
+from outrider.runtime.serving.settings import ServeOptions
 
 
 def services_of(options: ServeOptions, readiness: ServerState) -> tuple[Service, ...]:

@@ -22,7 +22,6 @@ from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.accounting import ClientIdentity
 from outrider.runtime.serving.loaded_model import LoadedModel
-from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.observability.logs import bounded
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.observability.process import EngineState, State
@@ -31,6 +30,7 @@ from outrider.runtime.serving.readiness import Listener, ServerState, Service
 from outrider.runtime.serving.request_handler import RequestHandler
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.gate import Gate
+from outrider.runtime.serving.supervision.memory import give_back_regularly
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.readiness import Listener, ServerState
 from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.settings import ServeOptions
 
 
 class PortListener(Listener, Protocol):

@@ -32,11 +32,8 @@ from outrider.runtime.serving.security.authenticator import (
     check_scope,
     sole_header,
 )
-from outrider.runtime.serving.security.certificate import (
-    CertificateFiles,
-    ServerCertificate,
-    server_context,
-)
+from outrider.runtime.serving.security.certificate import ServerCertificate, server_context
+from outrider.runtime.serving.security.options import CertificateFiles
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 

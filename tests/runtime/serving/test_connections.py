@@ -97,7 +97,7 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from outrider.runtime.serving.memory import use_few_arenas
+from outrider.runtime.serving.supervision.memory import use_few_arenas
 if sys.argv[1] == "few":
     assert use_few_arenas()
 libc, all_here = ctypes.CDLL(None), threading.Barrier(9)

@@ -17,11 +17,11 @@ import pytest
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.observability.metrics import Metrics
-from outrider.runtime.serving.observability.options import WatchOptions
 from outrider.runtime.serving.process import open_security
 from outrider.runtime.serving.security import scrape
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.scrape import MetricsListener
+from outrider.runtime.serving.settings import WatchOptions
 from prometheus_client import CollectorRegistry, Counter
 
 from tests.runtime.serving.security.credentials import Authority, bearer, key_security, write
