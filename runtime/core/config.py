@@ -37,7 +37,7 @@ _SECONDS, _ANY_SECONDS = (0, MOST_SECONDS), (0, math.inf)
 
 def _parse_gamma(given: Given) -> int | None:
     text = given["gamma"]
-    if text in (None, "auto"):
+    if not text or text == "auto":
         return None
     if not text.isdecimal() or len(text) > len(str(MOST_COUNT)):
         raise ConfigError("gamma", f"must be auto or a number of at most {MOST_COUNT}")

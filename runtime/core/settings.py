@@ -70,25 +70,28 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What a field of a class of settings knows.
+    """What a field of a class of settings knows; a field that is no setting knows nothing.
 
     Attributes:
         options: its options by name; the empty name stands for the field's.
         make: computes its value from all options; None takes that of its only option.
         bounds: least and largest value of a number.
         part: the class of settings that the field holds, if it does.
-        table: that the field is a name of, or of a part those fields that know nothing.
+        table: that the field is a name of; of a part, that those of its fields are which know nothing.
         prefix: of a part, before the names in the table.
         help: of a name of a table.
     """
 
-    options: Mapping[str, Option]
+    options: Mapping[str, Option] = field(default_factory=dict)
     make: Callable[[Given], Any] | None = None
     bounds: tuple[float, float] | None = None
     part: type | None = None
     table: str = ""
     prefix: str = ""
     help: str = ""
+
+
+_NOTHING = Setting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +149,7 @@ def converted(
 
 def limit(default: T, help: str, bounds: tuple[float, float]) -> T:
     """Return a field that is a name of the table of limits."""
-    return _field(default, Setting(options={}, bounds=bounds, table=LIMITS, help=help))
+    return _field(default, Setting(bounds=bounds, table=LIMITS, help=help))
 
 
 def part(kind: type[T], table: str = "", prefix: str = "", **options: Option) -> T:
@@ -159,71 +162,67 @@ def _field(default: T, known: Setting) -> T:
     return field(default=default, metadata={_KEY: known})
 
 
-def known_of(kind: Any) -> Iterator[tuple[str, Setting | None]]:
-    """Yield the fields of a class of settings, and what each knows."""
+def known_of(kind: Any, within: Setting = _NOTHING) -> Iterator[tuple[str, Setting]]:
+    """Yield the fields of a class of settings, and what each knows; ``within`` is the part that it is."""
     for one in fields(kind):
-        yield one.name, one.metadata.get(_KEY)
+        yield one.name, one.metadata.get(_KEY) or Setting(table=within.table)
 
 
 def options_of(kind: type) -> Iterator[tuple[str, Option]]:
     """Yield names and options of a class of settings and of its parts, with the types of their values."""
     hints = get_type_hints(kind)
     for name, known in known_of(kind):
-        if known is not None:
-            hint = str if _is_text(hints[name]) else hints[name]
-            for option, one in known.options.items():
-                yield option or name, replace(one, kind=one.kind or hint)
-            if known.part is not None:
-                yield from options_of(known.part)
+        hint = str if _is_text(hints[name]) else hints[name]
+        for option, one in known.options.items():
+            yield option or name, replace(one, kind=one.kind or hint)
+        if known.part is not None:
+            yield from options_of(known.part)
 
 
-def named_of(settings: Any, table: str, within: Setting | None = None) -> Iterator[Named]:
+def named_of(settings: Any, table: str, within: Setting = _NOTHING) -> Iterator[Named]:
     """Yield the names of a table with their values in ``settings``, the instance of a class of settings."""
-    for name, known in known_of(settings):
+    for name, known in known_of(settings, within):
         value = getattr(settings, name)
-        if known is not None and known.part is not None:
+        if known.part is not None:
             yield from named_of(value, table, known)
-        elif (found := known or within) is not None and found.table == table:
-            prefix = within.prefix if within else ""
-            yield Named(prefix + name, value, type(settings), name, found.help)
+        elif known.table == table:
+            yield Named(within.prefix + name, value, type(settings), name, known.help)
 
 
-def build(kind: type[T], given: Given, tables: Tables, within: Setting | None = None) -> T:
+def build(kind: type[T], given: Given, tables: Tables, within: Setting = _NOTHING) -> T:
     """Return an instance of a class of settings from what options and tables were given.
 
     Raises:
         ConfigError: a value is out of range; names the setting.
     """
     hints = get_type_hints(kind)
-    prefix = within.prefix if within else ""
     values: dict[str, Any] = {}
-    for name, known in known_of(kind):
-        if known is not None and known.part is not None:
+    for name, known in known_of(kind, within):
+        if known.part is not None:
             values[name] = build(known.part, given, tables, known)
-        elif found := known or within:
-            table = tables.get(found.table, {})
-            value = table.get(prefix + name) if found.table else _value(found, name, hints, given)
-            if value is not None:
-                values[name] = value
+        elif known.table:
+            values[name] = tables.get(known.table, {}).get(within.prefix + name)
+        elif known != _NOTHING:
+            values[name] = _value(known, name, hints[name], given)
     try:
-        return kind(**values)
+        return kind(**{name: value for name, value in values.items() if value is not None})
     except ConfigError as error:
-        raise ConfigError(prefix + error.key, error.rule) from error
+        raise ConfigError(within.prefix + error.key, error.rule) from error
 
 
-def _value(known: Setting, name: str, hints: Mapping[str, Any], given: Given) -> Any:
+def _value(known: Setting, name: str, hint: Any, given: Given) -> Any:
     """Return the value of a field that its options give; None for its default."""
     if known.make is not None:
         return known.make(given)
     (option,) = (one or name for one in known.options)
-    value, hint = given[option], hints[name]
+    text = given[option]
     if not _is_text(hint):
-        return value
+        return text
     if hint == _LIST:
-        return tuple(value.split(","))
-    if value not in set(hint):
+        return tuple(text.split(","))
+    if text not in set(hint):
         raise ConfigError(option, f"must be one of {', '.join(hint)}")
-    return hint(value)
+    return hint(text)
 
 
 def _is_text(hint: Any) -> bool:
@@ -239,10 +238,11 @@ def check_bounds(settings: Any) -> None:
     """
     for name, known in known_of(settings):
         value = getattr(settings, name)
-        if known is None or known.bounds is None or value is None:
+        if known.bounds is None or value is None:
             continue
         least, most = known.bounds
-        if not value >= least:  # nor is what is no number
+        # No number is not at least anything.
+        if not value >= least:
             unit = " seconds" if name.endswith("_s") else ""
             raise ConfigError(name, f"must be at least {least:.0f}{unit}")
         if value > most:

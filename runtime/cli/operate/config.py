@@ -74,8 +74,8 @@ def _rows(context: typer.Context, given: Mapping[str, Any], options: ServeOption
             yield Row(table="", name=name, value=value, source=source_of(context, name))
     for table, option in TABLES.items():
         values = {one.name: one.value for one in named_of(options, table)}
-        if table == "provider_options":
-            values = dict(options.config.provider_options)
+        # Names of this table are its library's.
+        values |= options.config.provider_options if table == "provider_options" else ()
         sources = sources_of_pairs(context, option)
         for name, value in values.items():
             yield Row(table=table, name=name, value=value, source=sources.get(name, DEFAULT))

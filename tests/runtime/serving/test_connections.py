@@ -13,7 +13,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving import memory, server
+from outrider.runtime.serving import server
+from outrider.runtime.serving.supervision import memory
 
 from tests.http2 import PREFACE, SETTINGS, connect, frame, long_headers, repeated_headers
 

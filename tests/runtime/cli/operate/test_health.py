@@ -15,10 +15,11 @@ from outrider.runtime.cli.operate import health as command
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.settings import ServeOptions
 from typer.testing import CliRunner
 
 from tests.runtime.conftest import Start

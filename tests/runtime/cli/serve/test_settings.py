@@ -14,7 +14,7 @@ from outrider.runtime.cli.serve.parameters import serve_options, with_settings
 from outrider.runtime.cli.serve.settings import CONTEXT
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, setting_names
-from outrider.runtime.core.settings import known_of, named_of, options_of
+from outrider.runtime.core.settings import Setting, known_of, named_of, options_of
 from outrider.runtime.serving.settings import ServeOptions
 from typer.testing import CliRunner
 
@@ -177,6 +177,7 @@ OWN: list[tuple[str, dict[str, object]]] = [
     ("--queue-timeout-s 3", {"queue_timeout_s": 3.0}),
     ("--gamma 3", {"default_gamma": 3, "leaves_gamma": False}),
     ("--gamma auto", {"leaves_gamma": False}),
+    ("--gamma ", {"leaves_gamma": False}),
     ("--block-verification", {"block_verification": True}),
     ("--drafter none", {"default_drafter": "none", "leaves_drafter": False}),
     ("--auto-drafters lookup,model", {"auto_drafters": ("lookup", "model")}),
@@ -233,7 +234,7 @@ OWN: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("arguments", "wanted"), OWN, ids=[one for one, _ in OWN])
 def test_options_set_their_fields_and_no_others(arguments: str, wanted: dict[str, object]):
-    before, after = flat(options()), flat(options(*arguments.split()))
+    before, after = flat(options()), flat(options(*arguments.split(" ")))
     assert {name: after[name] for name in after if after[name] != before[name]} == wanted
 
 
@@ -254,7 +255,7 @@ def flat(of: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, known in known_of(of):
         value = getattr(of, name)
-        found |= flat(value) if known is not None and known.part is not None else {name: value}
+        found |= {name: value} if known.part is None else flat(value)
     return found
 
 
@@ -284,16 +285,16 @@ def test_every_setting_of_the_drafters_is_set_by_its_name():
 NO_SETTINGS = {"takes_unsettled_costs", "stage"}
 
 
-def unknown(kind: type, table: str = "") -> Iterator[str]:
-    for name, known in known_of(kind):
-        if known is None and not table:
+def no_settings(kind: type, within: Setting) -> Iterator[str]:
+    for name, known in known_of(kind, within):
+        if known.part is not None:
+            yield from no_settings(known.part, known)
+        elif known == Setting():
             yield name
-        elif known is not None and known.part is not None:
-            yield from unknown(known.part, known.table)
 
 
 def test_every_field_is_a_setting():
-    assert {*unknown(ServeOptions)} == NO_SETTINGS
+    assert {*no_settings(ServeOptions, Setting())} == NO_SETTINGS
 
 
 def test_every_option_is_written_once_at_a_field():
