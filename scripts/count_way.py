@@ -35,12 +35,13 @@ from outrider.runtime.core.events import Event, Progressed
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.settings import ServeOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("engines", "export", "proto", "runtime", "scripts")

@@ -2,7 +2,7 @@
 
     python -m scripts.list_settings
 
-The options are asked of the command line, the limits and the drafters' settings of the classes that hold them.
+The options are asked of the command line, the names of tables of the classes that hold them.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 from outrider.runtime.cli.main import app
-from outrider.runtime.cli.serve.limits import BREAKER, limit_values
 from outrider.runtime.cli.serve.settings import TABLES
-from outrider.runtime.core.breaker import BreakerConfig
-from outrider.runtime.core.checks.limits import RequestLimits
-from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.drafting import DraftingConfig, setting_names
+from outrider.runtime.core.settings import named_of
+from outrider.runtime.serving.settings import ServeOptions
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 BEGIN, END = "<!-- begin: python -m scripts.list_settings -->", "<!-- end -->"
@@ -48,13 +45,8 @@ def tables() -> Iterator[str]:
         panels[panel].append(row)
     for panel, rows in panels.items():
         yield from table(panel, rows)
-    meanings = attributes(ServerConfig) | attributes(RequestLimits)
-    meanings |= {f"{BREAKER}{name}": text for name, text in attributes(BreakerConfig).items()}
-    limits = limit_values(ServerConfig(), RequestLimits())
-    yield from table("`[limits]`, or `--limit NAME=VALUE`", named(limits, meanings))
-    drafting = {name: getattr(DraftingConfig(), name) for name in setting_names()}
-    meanings = attributes(DraftingConfig)
-    yield from table("`[drafting]`, or `--drafting NAME=VALUE`", named(drafting, meanings))
+    for name in ("limits", "drafting"):
+        yield from table(f"`[{name}]`, or `--{TABLES[name]} NAME=VALUE`", named(name))
 
 
 def table(heading: str, rows: Iterable[Row]) -> Iterator[str]:
@@ -74,10 +66,11 @@ def options() -> Iterator[tuple[str, Row]]:
             yield panel, (f"`{one.name}`", shown(one.default), one.help or "")
 
 
-def named(values: Mapping[str, object], meanings: Mapping[str, str]) -> Iterator[Row]:
-    """Yield a row per value."""
-    for name, value in values.items():
-        yield f"`{name}`", shown(value), meanings[name]
+def named(table: str) -> Iterator[Row]:
+    """Yield a row per name of a table."""
+    for one in named_of(ServeOptions(), table):
+        meaning = one.help or attributes(one.kind)[one.field]
+        yield f"`{one.name}`", shown(one.value), meaning[:1].upper() + meaning[1:]
 
 
 def shown(value: object) -> str:

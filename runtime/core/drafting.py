@@ -12,10 +12,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.errors import ConfigError, RequestError, UnsupportedOption
 from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.core.settings import Option, Panel, converted, setting
 
 AUTO = "auto"
 """Stands for the drafter that recent requests went fastest with."""
@@ -92,14 +94,24 @@ class DraftingConfig:
 
     lookup_min_ngram: int = 2
     lookup_max_ngram: int = 4
-    datastore: str = ""
+    datastore: str = converted(
+        "",
+        lambda given: str(given["datastore"] or ""),
+        datastore=Option(Panel.DRAFTING, "Corpus made by outrider datastore build.", Path | None),
+    )
     datastore_max_match: int = 16
     ngram_order: int = 3
     min_prob: float = 0.3
     max_ngrams: int = 65_536
     suffix_factor: float = 1.0
     fallback_share: float = 0.5
-    history_scope: HistoryScope = HistoryScope.TENANT
+    history_scope: HistoryScope = setting(
+        HistoryScope.TENANT,
+        Panel.DRAFTING,
+        "Whose earlier answers a request may profit from: request, tenant or server.",
+        option="scope",
+        flags=("--scope", "--history-scope"),
+    )
     max_history_tokens: int = 32_768
     max_scopes: int = 64
     pool_size: int = 8

@@ -7,8 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.breaker import Breaker
-from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.config import BreakerConfig, ServerConfig
 from outrider.runtime.core.drafting import AUTO, check_drafter
 from outrider.runtime.core.errors import ConfigError, RequestError
 from outrider.runtime.core.events import SpeculationDisabledReason
@@ -21,6 +20,32 @@ from outrider.runtime.drafters.registry import DRAFTER_NAMES, Drafters
 
 FIXED_GAMMA = 4
 """Draft tokens per step where nobody says and nothing is chosen."""
+
+
+class Breaker:
+    """Counts failures in a row of one drafter; a success is the end of it.
+
+    After a pause the next attempt is a trial: should it fail, a pause twice as long begins.
+    """
+
+    def __init__(self, config: BreakerConfig) -> None:
+        self._config = config
+        self._num_failures = 0
+        self._paused_until: float | None = None
+
+    def is_paused(self, now: float) -> bool:
+        """Whether the drafter is to be left alone now, ``now`` in seconds."""
+        return self._paused_until is not None and now < self._paused_until
+
+    def fail(self, now: float) -> None:
+        """Count a failure at ``now``, and begin a pause where it is one too many."""
+        self._num_failures += 1
+        num_doublings = self._num_failures - self._config.max_failures
+        if num_doublings < 0:
+            return
+        # The exponent is bounded so that years of failures overflow nothing.
+        pause_s = self._config.first_pause_s * 2.0 ** min(num_doublings, 64)
+        self._paused_until = now + min(pause_s, self._config.longest_pause_s)
 
 
 class SpeculationPolicy:

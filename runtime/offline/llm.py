@@ -29,11 +29,12 @@ from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import MOST_COUNT, PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.offline.prompt_forms import AnyPrompt, Text, checked, plain
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.loaded_model import LoadedModel, describe
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.request_handler import RequestHandler
 from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 from outrider.runtime.serving.v1.generate_request import V1Request
 from outrider.v1 import inference_pb2 as wire

@@ -24,7 +24,8 @@ from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
-from outrider.runtime.serving.factory import ServeOptions, bundle_costs, settle_loaded
+from outrider.runtime.serving.factory import bundle_costs, settle_loaded
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.tokenizer import TokenizersCodec, open_codec
 
 

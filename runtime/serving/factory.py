@@ -1,4 +1,4 @@
-"""Opens a bundle for serving: the options in force, engines, sampler, worker and measured step costs."""
+"""Opens a bundle for serving: the settings in force, engines, sampler, worker and measured step costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,84 +44,14 @@ from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
 from outrider.runtime.serving.generation_defaults import request_defaults
 from outrider.runtime.serving.loaded_model import LoadedModel
-from outrider.runtime.serving.observability.options import WatchOptions
 from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
-from outrider.runtime.serving.security.options import SecurityOptions
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec, open_codec
 
 log = logging.getLogger(__name__)
 
 PRIVATE = "memory of its own: the bundle's files may change"
 MAPPED = "files, since memory for a copy is missing: they are watched, and a change ends serving"
-
-Stage = Callable[[str], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Where and how a process serves.
-
-    Attributes:
-        address: host and port, port 0 for a free one, or ``unix:PATH``.
-        port_file: written with the bound port once the server is ready; None for nowhere.
-        socket_path: of a Unix socket to listen on besides; None for none.
-        http_address: of OpenAI's protocol over HTTP, host and port; None for none.
-        http_port_file: written with the bound port of it once the server is ready; None for nowhere.
-        watch: what is told to operators.
-        security: who is let in.
-        audit_log: file that gets a line of each request; None for none.
-        costs_folder: where measured step costs are kept; None for a folder beside the bundle, or a
-            cache of the user's where that cannot be written.
-        isolates_engine: whether engines run in a process of their own.
-        refreshes_costs: whether step costs are measured even if they are known.
-        takes_unsettled_costs: whether known ones are taken though their measurements disagreed.
-        leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
-        leaves_gamma: whether it chooses the default gamma.
-        trusted_signers: public keys, of which one must vouch for the bundle; none: nobody has to.
-        max_context: tokens of a slot at most; None for as many as memory holds, by the bundle's.
-        applies_generation_defaults: whether requests get the checkpoint's generation defaults for what they leave open.
-        has_kserve: whether the server speaks the Open Inference Protocol too.
-        has_vllm_grpc: whether it speaks vLLM's gRPC too.
-        stage: entered with the name of work that takes seconds, so that somebody can show it.
-    """
-
-    address: str = "127.0.0.1:50051"
-    port_file: Path | None = None
-    socket_path: Path | None = None
-    http_address: str | None = None
-    http_port_file: Path | None = None
-    watch: WatchOptions = field(default_factory=WatchOptions)
-    security: SecurityOptions = field(default_factory=SecurityOptions)
-    audit_log: Path | None = None
-    costs_folder: Path | None = None
-    isolates_engine: bool = False
-    refreshes_costs: bool = False
-    takes_unsettled_costs: bool = False
-    device: str = "cpu"
-    model_name: str | None = None
-    leaves_drafter: bool = False
-    leaves_gamma: bool = False
-    trusted_signers: tuple[bytes, ...] = ()
-    max_context: int | None = None
-    applies_generation_defaults: bool = False
-    has_kserve: bool = False
-    has_vllm_grpc: bool = False
-    stage: Stage = nullcontext
-    config: ServerConfig = field(default_factory=ServerConfig)
-    limits: RequestLimits = field(default_factory=RequestLimits)
-
-    def name_of(self, root: Path) -> str:
-        """Return what a bundle's model is called.
-
-        Raises:
-            ConfigError: no message can have that name.
-        """
-        name = self.model_name or root.resolve().name
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            raise ConfigError("model_name", "must be UTF-8") from None
-        return name
 
 
 def load_model(

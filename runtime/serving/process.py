@@ -18,10 +18,9 @@ from typing import NoReturn
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.engine_process.worker import open_isolated
-from outrider.runtime.serving.factory import ServeOptions, Stage, load_model, settle_loaded
+from outrider.runtime.serving.factory import load_model, settle_loaded
 from outrider.runtime.serving.http.factory import open_api, open_metrics
 from outrider.runtime.serving.loaded_model import LoadedModel
-from outrider.runtime.serving.memory import use_few_arenas
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.observability.scrape_collector import ScrapeCollector
 from outrider.runtime.serving.observability.tracing import open_spans
@@ -31,6 +30,8 @@ from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.addresses import UNIX
 from outrider.runtime.serving.security.audit import AuditLog
 from outrider.runtime.serving.server import CLOSE_GRACE_S, Server
+from outrider.runtime.serving.settings import ServeOptions, Stage
+from outrider.runtime.serving.supervision.memory import use_few_arenas
 from outrider.runtime.serving.supervision.notify import READY, STOPPING, notify
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.readiness import ServerState, Service
+from outrider.runtime.serving.settings import ServeOptions
 
 GROUP = "outrider.protocols"
 

@@ -21,7 +21,6 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError, ServingError
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.loaded_model import LoadedModel
-from outrider.runtime.serving.memory import give_back_regularly
 from outrider.runtime.serving.observability.logs import bounded
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.observability.process import EngineState, State
@@ -32,6 +31,7 @@ from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.gate import Gate
 from outrider.runtime.serving.security.grpc_gate import SCOPES_OF_GRPC, GrpcGate
+from outrider.runtime.serving.supervision.memory import give_back_regularly
 from outrider.runtime.serving.supervision.supervisor import FLUSH_S, Health, Supervisor, watched
 from outrider.runtime.serving.v1.service import SERVICE, InferenceService
 

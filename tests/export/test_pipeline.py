@@ -13,7 +13,8 @@ from outrider.export import part
 from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.verify.command import verify
 
 PLAIN = ServerConfig(default_gamma=1)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.judges.bundles import bundles
 from tests.judges.outcomes import Outcome, of_grpc, of_http

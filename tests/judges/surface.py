@@ -10,10 +10,8 @@ from typing import Any
 
 import typer.main
 from outrider.runtime.cli.main import app
-from outrider.runtime.cli.serve.limits import limit_values
-from outrider.runtime.core.checks.limits import RequestLimits
-from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.core.drafting import DraftingConfig, setting_names
+from outrider.runtime.core.settings import named_of
+from outrider.runtime.serving.settings import ServeOptions
 
 from scripts.list_metrics import all_metrics, full_name, labels_by_name
 from tests.export.certificate.mistakes import MISTAKES
@@ -42,8 +40,9 @@ def options(command: Any, name: str = "outrider") -> Iterator[tuple[str, Any]]:
 
 def settings() -> dict[str, str]:
     """Return the defaults of the settings that have no options of their own."""
-    drafting = {f"drafting.{name}": getattr(DraftingConfig(), name) for name in setting_names()}
-    found = {**limit_values(ServerConfig(), RequestLimits()), **drafting}
+    limits, drafting = (named_of(ServeOptions(), table) for table in ("limits", "drafting"))
+    found = {one.name: one.value for one in limits}
+    found |= {f"drafting.{one.name}": one.value for one in drafting}
     return {name: repr(value) for name, value in found.items()}
 
 

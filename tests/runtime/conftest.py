@@ -24,7 +24,6 @@ from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.tracing import Spans
 from outrider.runtime.serving.process import SWITCH_INTERVAL_S
@@ -32,6 +31,7 @@ from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefau
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.audit import AuditLog
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.tokenizer import TextCodec, TokenizersCodec
 from outrider.v1 import inference_pb2 as wire
 

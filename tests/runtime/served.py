@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.protocols import services_of
 from outrider.runtime.serving.readiness import Listener, ServerState
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.supervision.supervisor import Supervisor
 
 MakeListeners: TypeAlias = Callable[[ServerState, Security], Sequence[Listener]]

@@ -10,7 +10,7 @@ from typing import Any
 
 from outrider.runtime.core.config import PREFIX_CACHE_BYTES, ServerConfig
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 # Of ``ServerConfig``, what belongs to a process with ports of its own.
 _PORTS = {"max_connections", "lb_delay_s"}

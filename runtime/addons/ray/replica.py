@@ -18,12 +18,13 @@ from outrider.runtime.addons.ray.context import CallContext, Encoded, ProxyConte
 from outrider.runtime.core.errors import PermissionDenied
 from outrider.runtime.core.tenant import SCOPES, TENANT_KEY, Identity, tenant_of
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions, load_model, settle_loaded
+from outrider.runtime.serving.factory import load_model, settle_loaded
 from outrider.runtime.serving.loaded_model import LoadedModel
-from outrider.runtime.serving.memory import use_few_arenas
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.process import SWITCH_INTERVAL_S
 from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.settings import ServeOptions
+from outrider.runtime.serving.supervision.memory import use_few_arenas
 from outrider.runtime.serving.supervision.supervisor import Health, Supervisor
 from outrider.runtime.serving.v1.methods import Methods
 from outrider.runtime.serving.v1.responses import caller_of

@@ -8,17 +8,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from outrider.runtime.cli.refusals import refusals
-from outrider.runtime.cli.serve.command import what_to_serve, with_settings
-from outrider.runtime.cli.serve.limits import limit_values
+from outrider.runtime.cli.serve.parameters import serve_options, with_settings
 from outrider.runtime.cli.serve.settings import DEFAULT, PREFIX, TABLES, source_of, sources_of_pairs
-from outrider.runtime.core.drafting import setting_names
-
-if TYPE_CHECKING:
-    from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.core.settings import named_of
+from outrider.runtime.serving.settings import ServeOptions
 
 HIDDEN = "(hidden)"
 SECRET = re.compile("key|token|secret|passw|credential|authorization", re.IGNORECASE)
@@ -60,7 +57,7 @@ def config(
 ) -> None:
     """Check names, types and ranges of the settings of outrider serve without serving, and show them."""
     with refusals():
-        _, options = what_to_serve(**given | {"bundle": given["bundle"] or Path()})
+        _, options = serve_options(given | {"bundle": given["bundle"] or Path()})
     rows = _rows(context, given, options)
     if as_json:
         typer.echo(json.dumps(_tree(rows), indent=2, default=str))
@@ -75,15 +72,12 @@ def _rows(context: typer.Context, given: Mapping[str, Any], options: ServeOption
     for name, value in given.items():
         if name != "config" and name not in TABLES.values():
             yield Row(table="", name=name, value=value, source=source_of(context, name))
-    drafting = {name: getattr(options.config.drafting, name) for name in setting_names()}
-    values = {
-        "limits": limit_values(options.config, options.limits),
-        "drafting": drafting,
-        "provider_options": dict(options.config.provider_options),
-    }
     for table, option in TABLES.items():
+        values = {one.name: one.value for one in named_of(options, table)}
+        # Names of this table are its library's.
+        values |= options.config.provider_options if table == "provider_options" else ()
         sources = sources_of_pairs(context, option)
-        for name, value in values[table].items():
+        for name, value in values.items():
             yield Row(table=table, name=name, value=value, source=sources.get(name, DEFAULT))
 
 

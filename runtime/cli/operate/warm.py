@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
-from outrider.runtime.cli.serve.command import what_to_serve, with_settings
+from outrider.runtime.cli.serve.parameters import serve_options, with_settings
 
 MOST_STARTS = 3
 """Starts are tried until one has nothing left to do; measured step costs may have to be measured again."""
@@ -35,7 +35,7 @@ def warm(**given: Any) -> None:
             yield
 
     with refusals():
-        bundle, options = what_to_serve(**given)
+        bundle, options = serve_options(given)
         for _ in range(MOST_STARTS):
             stages.clear()
             load_model(bundle, replace(options, stage=noted)).close()

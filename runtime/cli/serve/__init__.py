@@ -1,1 +1,1 @@
-"""``outrider serve``: a file for each heading of its options, and the command."""
+"""``outrider serve``: its settings on the command line, in the environment and in a file, and the command."""

@@ -12,17 +12,19 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from outrider.runtime.cli.refusals import refusals
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.settings import options_of
+from outrider.runtime.serving.settings import ServeOptions
 
 PREFIX = "OUTRIDER_SERVE"
 CONTEXT = {"auto_envvar_prefix": PREFIX}
 """Of every command that takes the options of serve."""
 FILE_VARIABLE = "OUTRIDER_CONFIG"
-TABLES = {"limits": "limit", "drafting": "drafting", "provider_options": "provider_option"}
+TABLES = {one.table: name for name, one in options_of(ServeOptions) if one.table}
 """Tables of the file, and the options whose NAME=VALUE they hold."""
 COMMAND_LINE, ENVIRONMENT, FILE, DEFAULT = "command line", "environment", "file", "default"
 
@@ -42,17 +44,16 @@ def read_settings(context: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar=FILE_VARIABLE,
-        allow_from_autoenv=False,
-        is_eager=True,
-        callback=read_settings,
-        help="TOML file of options, with underscores; flags and OUTRIDER_SERVE_ variables win.",
-    ),
-]
+CONFIG_FILE = typer.Option(
+    None,
+    "--config",
+    envvar=FILE_VARIABLE,
+    show_envvar=False,
+    allow_from_autoenv=False,
+    is_eager=True,
+    callback=read_settings,
+    help="TOML file of options, with underscores; flags and OUTRIDER_SERVE_ variables win.",
+)
 
 
 def merge_pairs(

@@ -41,9 +41,10 @@ from outrider.runtime.serving.engine_process.messages import (
     Stop,
     Submit,
 )
-from outrider.runtime.serving.factory import ServeOptions, load_model, settle_loaded
+from outrider.runtime.serving.factory import load_model, settle_loaded
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.logs import Logging
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Speculation
 from outrider.runtime.loop.totals import WorkerSnapshot
 from outrider.runtime.serving.chat.files import ChatFiles
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.requests.defaults import RequestDefaults
+from outrider.runtime.serving.settings import ServeOptions
 
 
 @dataclass(frozen=True, slots=True)

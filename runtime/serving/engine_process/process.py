@@ -28,7 +28,7 @@ from outrider.runtime.serving.engine_process.messages import (
     Refused,
     ToChild,
 )
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 MOST_FAILED = 5
 """Engines in a row that served nobody and soon ended; then the server gives up."""

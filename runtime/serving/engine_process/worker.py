@@ -41,8 +41,9 @@ from outrider.runtime.serving.engine_process.messages import (
     Submit,
 )
 from outrider.runtime.serving.engine_process.process import Engines
-from outrider.runtime.serving.factory import ServeOptions, grammar_compiler
+from outrider.runtime.serving.factory import grammar_compiler
 from outrider.runtime.serving.loaded_model import LoadedModel
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 
 MOST_TRIES = 2

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from typing import Protocol
 
 from outrider.runtime.core.errors import ConfigError, ServingError
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.readiness import Listener, ServerState
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.addresses import UNIX
+from outrider.runtime.serving.settings import ServeOptions
 from prometheus_client.registry import Collector
 
 METRICS_CONNECTIONS = 16
 """At once; further ones are closed."""
 OPENAI = "openai"
-
-log = logging.getLogger(__name__)
 
 
 class PortListener(Listener, Protocol):

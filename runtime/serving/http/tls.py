@@ -7,11 +7,8 @@ import ssl
 from collections.abc import Callable
 
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.security.certificate import (
-    CertificateFiles,
-    ServerCertificate,
-    server_context,
-)
+from outrider.runtime.serving.security.certificate import ServerCertificate, server_context
+from outrider.runtime.serving.security.options import CertificateFiles
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,8 @@ from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import TextIO
 
-from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.settings import LogOptions
 
-FORMATS = ("console", "json")
-LEVELS = ("debug", "info", "warning", "error", "critical")
 MOST_QUEUED = 10_000
 """Lines that wait for a slow disk."""
 CLOSE_S = 2.0
@@ -39,37 +37,6 @@ ACCESS = logging.getLogger("outrider.access")
 """A line of each request, once it has ended."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogOptions:
-    """How a server logs.
-
-    Attributes:
-        format: one of ``FORMATS``.
-        level: the least that is written, one of ``LEVELS``.
-        has_access_lines: whether each request has a line, once it has ended.
-
-    Raises:
-        ConfigError: a value is unknown.
-    """
-
-    format: str = "console"
-    level: str = "info"
-    has_access_lines: bool = True
-
-    @property
-    def is_for_people(self) -> bool:
-        """Whether people read the lines as they come."""
-        return self.format == "console"
-
-    def __post_init__(self) -> None:
-        for key, value, known in (
-            ("log_format", self.format, FORMATS),
-            ("log_level", self.level, LEVELS),
-        ):
-            if value not in known:
-                raise ConfigError(key, f"must be one of {', '.join(known)}")
 
 
 @dataclass(slots=True)

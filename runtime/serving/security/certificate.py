@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.security.files import read_file
+from outrider.runtime.serving.security.options import CertificateFiles
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -24,26 +24,6 @@ if TYPE_CHECKING:
 _LEAST_RSA_BITS = 2048
 # With P-521 and Ed25519 every handshake fails: BoringSSL does not offer them.
 _CURVES = ("secp256r1", "secp384r1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CertificateFiles:
-    """Where the certificate and what belongs to it lie.
-
-    Attributes:
-        chain: PEM, the server's certificate first.
-        key: PEM, without a passphrase.
-        client_ca: PEM; clients must have a certificate that these have signed. None asks for none.
-    """
-
-    chain: Path
-    key: Path
-    client_ca: Path | None = None
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """All files."""
-        return (self.chain, self.key, *(() if self.client_ca is None else (self.client_ca,)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Options of a server's security: files, and what is allowed without them."""
+"""Settings of a server's security: files, and what is allowed without them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,64 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.security.certificate import CertificateFiles
+from outrider.runtime.core.settings import Panel, setting
 
 _MOST_RELOAD_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecurityOptions:
-    """Who is let in, and how.
+class CertificateFiles:
+    """Where the certificate and what belongs to it lie.
 
     Attributes:
-        keys: file of hashes of API keys; None for none.
-        jwt_keys: file of a JSON web key set; None where tokens are not taken.
-        jwt_audience: that tokens must be for; set with ``jwt_keys``.
-        jwt_tenant_claim: of tokens, the claim that holds the tenant.
-        tenants: file of tenants; None for none.
-        tls_certificate: file of the server's certificate, in PEM; None for no TLS.
-        tls_key: file of its key; set with ``tls_certificate``.
-        tls_client_ca: file of those whose certificates clients must have; None where they need none.
-        is_insecure: whether other machines may connect without TLS.
-        has_open_health: whether health is told to callers without credentials.
-        reload_every_s: seconds between two looks at the files.
+        chain: PEM, the server's certificate first.
+        key: PEM, without a passphrase.
+        client_ca: PEM; clients must have a certificate that these have signed. None asks for none.
     """
 
-    keys: Path | None = None
-    jwt_keys: Path | None = None
-    jwt_audience: str | None = None
-    jwt_tenant_claim: str = "sub"
-    tenants: Path | None = None
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
-    is_insecure: bool = False
-    has_open_health: bool = True
-    reload_every_s: float = 10.0
+    chain: Path
+    key: Path
+    client_ca: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return (self.chain, self.key, *(() if self.client_ca is None else (self.client_ca,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecurityOptions:
+    """Who is let in, and how; the help of each setting says what it is."""
+
+    tls_certificate: Path | None = setting(
+        None, Panel.SECURITY, "Certificate of the server, PEM; without one there is no TLS."
+    )
+    tls_key: Path | None = setting(None, Panel.SECURITY, "Key of the certificate, PEM.")
+    tls_client_ca: Path | None = setting(
+        None, Panel.SECURITY, "Authorities, PEM: clients need a certificate by one of them."
+    )
+    keys: Path | None = setting(None, Panel.SECURITY, "Hashes of API keys (outrider key new).")
+    jwt_keys: Path | None = setting(
+        None, Panel.SECURITY, "JSON web key set of who signs tokens; without one none are taken."
+    )
+    jwt_audience: str | None = setting(None, Panel.SECURITY, "Audience that tokens must be for.")
+    jwt_tenant_claim: str = setting("sub", Panel.SECURITY, "Claim of tokens that is the tenant.")
+    tenants: Path | None = setting(
+        None, Panel.SECURITY, "Shares and certificates of tenants, TOML."
+    )
+    is_insecure: bool = setting(
+        False,
+        Panel.ADDRESSES,
+        "Listen for other machines without TLS.",
+        option="insecure",
+        flags=("--insecure",),
+    )
+    has_open_health: bool = setting(
+        True, Panel.SECURITY, "Tell health to callers without credentials.", option="open_health"
+    )
+    reload_every_s: float = setting(
+        10.0, Panel.SECURITY, "Seconds between two looks at these files."
+    )
 
     def __post_init__(self) -> None:
         if (self.tls_certificate is None) != (self.tls_key is None):

@@ -27,7 +27,8 @@ from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifes
 from outrider.engines.bundle.names import DEVICE_FILES, KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
 from outrider.engines.bundle.plans import PlanEntry, derive_profiles, rows_of_longest
 from outrider.engines.bundle.serving_defaults import ServingDefaults
-from outrider.runtime.serving.factory import ServeOptions, _decided
+from outrider.runtime.serving.factory import _decided
+from outrider.runtime.serving.settings import ServeOptions
 
 PLAN = "plans/rtx.plan"
 

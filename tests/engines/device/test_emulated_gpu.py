@@ -27,7 +27,8 @@ from outrider.export.tensorrt.build import BuildOptions, build_plans
 from outrider.export.weights.half_weights import BFLOAT16
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from outrider.runtime.core.breaker import Breaker, BreakerConfig
+from outrider.runtime.core.config import BreakerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.loop.drafter_policy import Breaker
 
 CONFIG = BreakerConfig(max_failures=2, first_pause_s=1.0, longest_pause_s=3.0)
 

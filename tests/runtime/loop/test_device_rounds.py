@@ -36,7 +36,8 @@ from outrider.runtime.loop.device_step import (
     host_fallback_reason,
 )
 from outrider.runtime.oracle.sampling import adjusted_probs
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.verify.chi_square import goodness_of_fit
 
 from tests.engines.contract import extend_one

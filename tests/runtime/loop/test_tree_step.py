@@ -32,7 +32,7 @@ from outrider.runtime.drafters.base import (
 from outrider.runtime.gamma.costs import ModelCosts
 from outrider.runtime.loop.tree_prices import node_cost
 from outrider.runtime.serving import factory
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.draft_trees import merge_chains
 from tests.runtime.gamma.test_controller import table

@@ -10,7 +10,7 @@ import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.core.breaker import BreakerConfig
+from outrider.runtime.core.config import BreakerConfig
 from outrider.runtime.core.errors import (
     Cancelled,
     ConfigError,

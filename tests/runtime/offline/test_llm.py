@@ -26,7 +26,8 @@ from outrider.runtime.core.errors import (
     UnsupportedOption,
 )
 from outrider.runtime.offline import llm as llm_module
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.runtime.served import begin, server_of
 

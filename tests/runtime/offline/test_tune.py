@@ -31,7 +31,8 @@ from outrider.runtime.offline.search import (
 )
 from outrider.runtime.offline.speed import Interval, Measured
 from outrider.runtime.offline.tuning import Tuning, write_serving_defaults
-from outrider.runtime.serving.factory import ServeOptions, load_model, with_bundle_defaults
+from outrider.runtime.serving.factory import load_model, with_bundle_defaults
+from outrider.runtime.serving.settings import ServeOptions
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving import memory, server
+from outrider.runtime.serving import server
+from outrider.runtime.serving.supervision import memory
 
 from tests.http2 import PREFACE, SETTINGS, connect, frame, long_headers, repeated_headers
 
@@ -97,7 +98,7 @@ def test_freed_memory_goes_back_to_the_system() -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from outrider.runtime.serving.memory import use_few_arenas
+from outrider.runtime.serving.supervision.memory import use_few_arenas
 if sys.argv[1] == "few":
     assert use_few_arenas()
 libc, all_here = ctypes.CDLL(None), threading.Barrier(9)

@@ -23,9 +23,10 @@ from outrider.runtime.serving.engine_process.child import DEAD_EXIT_CODE
 from outrider.runtime.serving.engine_process.messages import FromChild, StepEvents
 from outrider.runtime.serving.engine_process.process import EngineProcess
 from outrider.runtime.serving.engine_process.worker import IsolatedWorker, open_isolated
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.server import Server
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.v1 import inference_pb2 as wire
 
 from tests.runtime.served import begin, server_of, supervisor_of

@@ -23,7 +23,8 @@ from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import judge_bits, open_pair
 from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.v1.service import SERVICE
 from outrider.v1 import inference_pb2 as wire
 from outrider.v1.inference_pb2_grpc import InferenceStub

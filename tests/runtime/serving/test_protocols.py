@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 from outrider import Client
 from outrider.oip import inference_pb2_grpc
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from tests.runtime.addons.kserve import requests as kserve

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 from outrider.oip import inference_pb2 as oip
 from outrider.oip import inference_pb2_grpc
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 KSERVE = ServeOptions(has_kserve=True)
 

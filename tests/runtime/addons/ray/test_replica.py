@@ -17,7 +17,8 @@ from outrider.client import build_request
 from outrider.runtime.addons.ray.context import LOST, CallContext
 from outrider.runtime.addons.ray.replica import Replica
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.v1 import inference_pb2 as wire
 
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE

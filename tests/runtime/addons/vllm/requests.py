@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from outrider import Client
 from outrider.runtime.core.config import ServerConfig
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.environments import Environments
 from tests.runtime.served import begin, server_of

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import tomllib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.operate.config import HIDDEN, SECRET, Row
-from outrider.runtime.cli.serve.command import what_to_serve
+from outrider.runtime.core.settings import options_of
+from outrider.runtime.serving.settings import ServeOptions
 from typer.testing import CliRunner
 
 
@@ -97,8 +97,6 @@ def test_settings_are_checked_without_being_shown(file: Path):
 
 
 def test_no_option_takes_a_secret_itself():
-    options = inspect.signature(what_to_serve, eval_str=True).parameters.values()
-    smelling = {one.name: one.annotation for one in options if SECRET.search(one.name)}
+    smelling = {name: one.kind for name, one in options_of(ServeOptions) if SECRET.search(name)}
     assert {"keys", "jwt_keys", "tls_key"} <= set(smelling)
-    for annotation in smelling.values():
-        assert get_args(annotation)[0] == Path | None
+    assert all(kind == Path | None for kind in smelling.values())

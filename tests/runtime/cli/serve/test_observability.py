@@ -38,8 +38,8 @@ def test_sigterm_ends_a_start_from_its_first_moment_on(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
         "from outrider.runtime.cli.main import app\n"
-        "from outrider.runtime.cli.serve import observability\n"
-        "observability.log_options = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from outrider.runtime.cli.serve import command\n"
+        "command.build = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
         "app(['serve', sys.argv[1]])\n"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from outrider.runtime.cli.main import app
-from outrider.runtime.cli.serve import command, limits
-from outrider.runtime.core.breaker import BreakerConfig
-from outrider.runtime.core.checks.limits import RequestLimits
+from outrider.runtime.cli.serve.parameters import serve_options, with_settings
+from outrider.runtime.cli.serve.settings import CONTEXT
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig, setting_names
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.core.settings import Setting, known_of, named_of, options_of
+from outrider.runtime.serving.settings import ServeOptions
 from typer.testing import CliRunner
 
 from scripts.list_settings import PAGE, renewed
@@ -30,10 +31,10 @@ def read(*arguments: str, **variables: str) -> tuple[Path, ServeOptions]:
     found: list[tuple[Path, ServeOptions]] = []
     probe = typer.Typer()
 
-    @probe.command(context_settings=command.settings.CONTEXT)
-    @command.with_settings
+    @probe.command(context_settings=CONTEXT)
+    @with_settings
     def serve(**given: Any) -> None:
-        found.append(command.what_to_serve(**given))
+        found.append(serve_options(given))
 
     result = CliRunner().invoke(probe, list(arguments), env=variables, catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -164,49 +165,111 @@ def test_no_bundle_is_refused():
     assert "bundle: must be given" in result.stderr
 
 
-# Fields of ServerConfig that have an option of their own, what they are set to, and what that makes of them.
-OWN: dict[str, tuple[list[str], object]] = {
-    "max_running": (["--max-running", "3"], 3),
-    "max_queued": (["--max-queued", "3"], 3),
-    "max_connections": (["--max-connections", "3"], 3),
-    "queue_timeout_s": (["--queue-timeout-s", "3"], 3.0),
-    "default_gamma": (["--gamma", "3"], 3),
-    "block_verification": (["--block-verification"], True),
-    "default_drafter": (["--drafter", "none"], "none"),
-    "auto_drafters": (["--auto-drafters", "lookup,model"], ("lookup", "model")),
-    "drain_timeout_s": (["--drain-timeout-s", "3"], 3.0),
-    "hang_s": (["--hang-s", "3"], 3.0),
-    "lb_delay_s": (["--lb-delay-s", "3"], 3.0),
-    "message_interval_s": (["--message-interval-s", "3"], 3.0),
-    "num_threads": (["--threads", "3"], 3),
-    "sampler": (["--sampler", "host"], "host"),
-    "prefix_cache_bytes": (["--prefix-cache-bytes", "3"], 3),
-    "prefix_cache_scope": (["--prefix-cache-scope", "server"], "server"),
-    "provider_options": (["--provider-option", "a=b"], (("a", "b"),)),
-}
+def limits(of: ServeOptions) -> dict[str, Any]:
+    return {one.name: one.value for one in named_of(of, "limits")}
 
 
-@pytest.mark.parametrize("name", sorted(OWN))
-def test_every_field_with_an_option_of_its_own_is_set_by_it(name: str):
-    arguments, wanted = OWN[name]
-    assert getattr(options(*arguments).config, name) == wanted
+# What is given, and the fields that differ by it from a server's that is given nothing.
+OWN: list[tuple[str, dict[str, object]]] = [
+    ("--max-running 3", {"max_running": 3}),
+    ("--max-queued 3", {"max_queued": 3}),
+    ("--max-connections 3", {"max_connections": 3}),
+    ("--queue-timeout-s 3", {"queue_timeout_s": 3.0}),
+    ("--gamma 3", {"default_gamma": 3, "leaves_gamma": False}),
+    ("--gamma auto", {"leaves_gamma": False}),
+    ("--gamma ", {"leaves_gamma": False}),
+    ("--block-verification", {"block_verification": True}),
+    ("--drafter none", {"default_drafter": "none", "leaves_drafter": False}),
+    ("--auto-drafters lookup,model", {"auto_drafters": ("lookup", "model")}),
+    ("--drain-timeout-s 3", {"drain_timeout_s": 3.0}),
+    ("--hang-s 3", {"hang_s": 3.0}),
+    ("--lb-delay-s 3", {"lb_delay_s": 3.0}),
+    ("--message-interval-s 3", {"message_interval_s": 3.0}),
+    ("--threads 3", {"num_threads": 3}),
+    ("--sampler host", {"sampler": "host"}),
+    ("--prefix-cache-bytes 3", {"prefix_cache_bytes": 3}),
+    ("--prefix-cache-scope server", {"prefix_cache_scope": "server"}),
+    ("--provider-option a=b", {"provider_options": (("a", "b"),)}),
+    ("--host ::1 --port 3", {"address": "[::1]:3"}),
+    ("--port 3 --uds a", {"address": "127.0.0.1:3", "socket_path": Path("a")}),
+    ("--uds a", {"address": "unix:a"}),
+    ("--port-file a", {"port_file": Path("a")}),
+    ("--http-port 3", {"http_address": "127.0.0.1:3"}),
+    ("--http-address b:3", {"http_address": "b:3"}),
+    ("--http-port-file a", {"http_port_file": Path("a")}),
+    ("--metrics-port 3", {"metrics_address": "127.0.0.1:3"}),
+    ("--metrics-address unix:a", {"metrics_address": "unix:a"}),
+    ("--vllm-metric-names", {"has_vllm_names": True}),
+    ("--log-format json", {"format": "json"}),
+    ("--log-level debug", {"level": "debug"}),
+    ("--no-access-log", {"has_access_lines": False}),
+    ("--otlp-endpoint a", {"otlp_endpoint": "a"}),
+    ("--model-name a", {"model_name": "a"}),
+    ("--generation-defaults", {"applies_generation_defaults": True}),
+    ("--insecure", {"is_insecure": True}),
+    ("--kserve", {"has_kserve": True}),
+    ("--vllm-grpc", {"has_vllm_grpc": True}),
+    ("--tls-certificate a --tls-key b", {"tls_certificate": Path("a"), "tls_key": Path("b")}),
+    (
+        "--tls-certificate a --tls-key b --tls-client-ca c",
+        {"tls_certificate": Path("a"), "tls_key": Path("b"), "tls_client_ca": Path("c")},
+    ),
+    ("--keys a", {"keys": Path("a")}),
+    ("--jwt-keys a --jwt-audience b", {"jwt_keys": Path("a"), "jwt_audience": "b"}),
+    ("--jwt-tenant-claim a", {"jwt_tenant_claim": "a"}),
+    ("--tenants a", {"tenants": Path("a")}),
+    ("--no-open-health", {"has_open_health": False}),
+    ("--audit-log a", {"audit_log": Path("a")}),
+    ("--reload-every-s 3", {"reload_every_s": 3.0}),
+    ("--max-context 3", {"max_context": 3}),
+    ("--device cpu", {"device": "cpu"}),
+    ("--isolate-engine", {"isolates_engine": True}),
+    ("--costs a", {"costs_folder": Path("a")}),
+    ("--refresh-costs", {"refreshes_costs": True}),
+    ("--datastore a", {"datastore": "a"}),
+    ("--scope server", {"history_scope": "server"}),
+    ("--history-scope server", {"history_scope": "server"}),
+]
 
 
-def test_every_other_limit_is_set_by_its_name():
-    values = limits.limit_values(ServerConfig(), RequestLimits())
-    changed = {name: value * 2 for name, value in values.items()}
+@pytest.mark.parametrize(("arguments", "wanted"), OWN, ids=[one for one, _ in OWN])
+def test_options_set_their_fields_and_no_others(arguments: str, wanted: dict[str, object]):
+    before, after = flat(options()), flat(options(*arguments.split(" ")))
+    assert {name: after[name] for name in after if after[name] != before[name]} == wanted
+
+
+def test_every_option_of_one_setting_is_tried():
+    tried = {one for text, _ in OWN for one in text.split() if one.startswith("--")}
+    spelled = {f"--{name.replace('_', '-')}" for name, _ in options_of(ServeOptions)}
+    assert spelled - tried == {
+        "--trusted-signers",  # tests/runtime/cli/test_signing.py
+        "--limit",
+        "--drafting",
+        "--access-log",
+        "--open-health",
+    }
+
+
+def flat(of: Any) -> dict[str, Any]:
+    """Return the fields of a class of settings and of its parts by name."""
+    found: dict[str, Any] = {}
+    for name, known in known_of(of):
+        value = getattr(of, name)
+        found |= {name: value} if known.part is None else flat(value)
+    return found
+
+
+def test_an_address_and_a_port_are_one_too_many():
+    line = refused("--http-address", "127.0.0.1:3", "--http-port", "3")
+    assert "http_port: must be left out where http_address is given" in line
+
+
+def test_every_limit_is_set_by_its_name():
+    changed = {name: value * 2 for name, value in limits(ServeOptions()).items()}
     given = options(
         *(part for name, value in changed.items() for part in ("--limit", f"{name}={value}"))
     )
-    assert limits.limit_values(given.config, given.limits) == changed
-    assert {one.name for one in fields(ServerConfig)} == {
-        *OWN,
-        *limits.OF_SERVER,
-        "breaker",
-        "drafting",
-    }
-    assert {one.name for one in fields(RequestLimits)} <= set(values)
-    assert {f"{limits.BREAKER}{one.name}" for one in fields(BreakerConfig)} <= set(values)
+    assert limits(given) == changed
 
 
 def test_every_setting_of_the_drafters_is_set_by_its_name():
@@ -215,10 +278,33 @@ def test_every_setting_of_the_drafters_is_set_by_its_name():
     texts = [f"{name}={limits_text(value)}" for name, value in pairs.items()]
     given = options(*(part for text in texts for part in ("--drafting", text)))
     assert asdict(given.config.drafting) == changed
-    assert set(setting_names()) == {one.name for one in fields(DraftingConfig)} - {
-        "datastore",
-        "history_scope",
-    }
+    assert [one.name for one in named_of(given, "drafting")] == [*setting_names()]
+
+
+# What a process is given by the code that starts it.
+NO_SETTINGS = {"takes_unsettled_costs", "stage"}
+
+
+def no_settings(kind: type, within: Setting) -> Iterator[str]:
+    for name, known in known_of(kind, within):
+        if known.part is not None:
+            yield from no_settings(known.part, known)
+        elif known == Setting():
+            yield name
+
+
+def test_every_field_is_a_setting():
+    assert {*no_settings(ServeOptions, Setting())} == NO_SETTINGS
+
+
+def test_every_option_is_written_once_at_a_field():
+    of_fields = [name for name, _ in options_of(ServeOptions)]
+    assert len(of_fields) == len({*of_fields})
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    for name, own in (("serve", set()), ("warm", set()), ("config", {"show", "as_json"})):
+        of_command = {one.name for one in commands[name].params}
+        assert of_command == {*of_fields, "bundle", "config", *own}
+    assert all(one.help.endswith(".") for _, one in options_of(ServeOptions))
 
 
 def limits_text(value: object) -> str:
@@ -228,5 +314,5 @@ def limits_text(value: object) -> str:
 def test_the_page_lists_every_setting():
     page = PAGE.read_text(encoding="utf-8")
     assert page == renewed(page), "run python -m scripts.list_settings"
-    for name in limits.limit_values(ServerConfig(), RequestLimits()):
+    for name in limits(ServeOptions()):
         assert page.count(f"| `{name}` |") == 1

@@ -10,7 +10,7 @@ import pytest
 from outrider.engines.base import EngineError, EngineLimits, FloatArray
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.breaker import BreakerConfig
+from outrider.runtime.core.config import BreakerConfig
 from outrider.runtime.core.errors import Cancelled, RequestError
 from outrider.runtime.core.events import Finished, FinishReason
 from outrider.runtime.core.params import BeamParams

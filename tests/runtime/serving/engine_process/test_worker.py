@@ -48,9 +48,9 @@ from outrider.runtime.serving.engine_process.messages import (
 )
 from outrider.runtime.serving.engine_process.process import MOST_FAILED, Engines
 from outrider.runtime.serving.engine_process.worker import IsolatedWorker, open_isolated
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.loaded_model import describe
 from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.supervision.watchdog import Watchdog
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec
 

@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.http.factory import PortListener, open_api
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.runtime.conftest import ANY_LIMITS, ENDS_AT_ONCE, Running
 

@@ -11,7 +11,6 @@ from outrider import CallError, Client
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.tenant import SCOPES
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.http.app import api_routes
 from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.http.pages import read_pages
@@ -21,6 +20,7 @@ from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
 from outrider.runtime.serving.security.audit import AuditLog
 from outrider.runtime.serving.security.options import SecurityOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.runtime.serving.security.credentials import (
     AUDIENCE,

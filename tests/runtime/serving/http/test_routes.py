@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.http.openai import tokens
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.runtime.serving.http.client import Http
 

@@ -20,11 +20,11 @@ from outrider.runtime.core.errors import ConfigError, Unauthenticated
 from outrider.runtime.serving.observability import logs
 from outrider.runtime.serving.observability.logs import (
     Logging,
-    LogOptions,
     begin_request,
     logged_stage,
 )
 from outrider.runtime.serving.requests.client import ClientIdentity
+from outrider.runtime.serving.settings import FORMATS, LogOptions
 
 log = logging.getLogger("outrider.somewhere")
 PARENT = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
@@ -63,7 +63,7 @@ def test_a_line_for_people_is_one_line_whatever_is_in_it():
     assert line.endswith("WARNING  a\\nb\\x1b[31m  key=x\\r")
 
 
-@pytest.mark.parametrize("kind", logs.FORMATS)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_traceback_is_told_with_its_line(kind: str):
     with logging_to(stream := io.StringIO(), format=kind):
         try:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from outrider.runtime.core.errors import ConfigError
-from outrider.runtime.serving.security.certificate import CertificateFiles, read_certificate
+from outrider.runtime.serving.security.certificate import read_certificate
 from outrider.runtime.serving.security.files import MOST_BYTES, read_file, read_text, stamp_of
-from outrider.runtime.serving.security.options import SecurityOptions
+from outrider.runtime.serving.security.options import CertificateFiles, SecurityOptions
 from outrider.runtime.serving.security.reload import WatchedFile
 
 from tests.runtime.serving.security.credentials import Authority, pem_of, write

@@ -16,11 +16,11 @@ from outrider import CallError, Client
 from outrider.runtime.addons.kserve.service import OpenInferenceService
 from outrider.runtime.addons.vllm.service import VllmEngineService
 from outrider.runtime.core.tenant import Identity
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.security.authenticator import Authenticator
 from outrider.runtime.serving.security.gate import Gate
 from outrider.runtime.serving.security.grpc_gate import PROBES, SCOPES_OF_GRPC, GrpcGate
 from outrider.runtime.serving.server import scopes_of
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.v1.service import InferenceService
 
 from tests.runtime.serving.security.credentials import bearer, key_security

@@ -12,8 +12,8 @@ import grpc.aio
 import pytest
 from google.protobuf.message import Message
 from outrider.errors import decode_error
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.security.audit import AuditLog
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.runtime.addons.kserve.requests import infer_request, streamed
 from tests.runtime.addons.vllm.requests import ask

@@ -16,9 +16,10 @@ from outrider import CallError, Client
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving import process as serving
 from outrider.runtime.serving.accounting import RequestAccounting
-from outrider.runtime.serving.factory import ServeOptions, load_model
+from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
+from outrider.runtime.serving.settings import ServeOptions
 
 from tests.runtime.served import server_of
 
@@ -28,7 +29,7 @@ STUCK = """
 import asyncio, sys, threading
 from pathlib import Path
 from outrider.runtime.serving import process as server
-from outrider.runtime.serving.factory import ServeOptions
+from outrider.runtime.serving.settings import ServeOptions
 
 def stuck(root, options):
     print("opening", flush=True)

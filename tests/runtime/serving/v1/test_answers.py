@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from outrider.runtime.core.errors import SlowConsumer
-from outrider.runtime.serving.factory import ServeOptions
 from outrider.runtime.serving.security.audit import AuditLog
+from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.v1 import responses
 from outrider.v1 import inference_pb2 as wire
 
