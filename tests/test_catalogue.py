@@ -231,12 +231,8 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_the_hand_example_of_retrieval",
             "test_the_hand_example_of_suffix_decoding",
             "test_evicting_an_answer_changes_the_share_of_the_others",
-            "test_the_hand_example_of_token_recycling",
         ),
-        "runtime/drafters/test_branches": (
-            "test_the_hand_example_of_retrieval_as_a_tree",
-            "test_the_hand_example_of_recycling_as_a_tree",
-        ),
+        "runtime/drafters/test_branches": ("test_the_hand_example_of_retrieval_as_a_tree",),
         "runtime/drafters/phrases/test_phrases": ("test_the_hand_examples_of_matching_segments",),
         "runtime/drafters/phrases/test_lookahead": ("test_the_hand_example_of_a_window",),
     },

@@ -20,6 +20,8 @@ from outrider.runtime.core.params import SpeculationParams
 AUTO = "auto"
 """Stands for the drafter that recent requests went fastest with."""
 AUTO_DRAFTERS = ("model", "lookup+model", "suffix+model", "lookup")
+GONE: Mapping[str, str] = {"recycling": "suffix"}
+"""Drafters that 0.2 had, and which one to ask for in their place."""
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
 MAX_PHRASE = 16
@@ -266,12 +268,22 @@ def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) 
     for part in parse_drafter(name):
         if AUTO in (part.name, part.inner) and name != AUTO:
             raise RequestError("speculation.drafter", f"{AUTO} stands alone")
+        for one, known in ((part.name, names), (part.inner, guessers)):
+            if one and one in GONE and one not in known:
+                rule = f"{one} is gone since 0.3: use {GONE[one]}"
+                raise RequestError("speculation.drafter", rule)
         if part.name not in names:
             rule = f"must be one of {', '.join(names)}, or several joined by '+'"
             raise RequestError("speculation.drafter", rule)
         if part.inner is not None and (part.name != "model" or part.inner not in guessers):
             rule = f"only model may be followed by '/', and by one of {', '.join(guessers)}"
             raise RequestError("speculation.drafter", rule)
+
+
+def without_gone(name: str) -> str:
+    """Return a drafter's name with what replaces those of its parts that are gone; no drafter stands in it twice."""
+    current = re.sub(r"[\w-]+", lambda found: GONE.get(found[0], found[0]), name)
+    return "+".join({part.partition(":")[0]: part for part in current.split("+")}.values())
 
 
 def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from importlib import metadata
 
-from outrider.runtime.core.drafting import AUTO
+from outrider.runtime.core.drafting import AUTO, without_gone
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.drafters.base import Drafter, DrafterCapabilities, DrafterParts
 from outrider.runtime.drafters.compose import Drafters
@@ -22,14 +22,20 @@ from outrider.runtime.drafters.none import NoDrafter
 from outrider.runtime.drafters.phrases.lookahead import LookaheadDrafter
 from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
-from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter
 from outrider.runtime.drafters.text.lookup import LookupDrafter
 from outrider.runtime.drafters.text.ngram import BigramDrafter, NgramDrafter, UnigramDrafter
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 
-__all__ = ["DRAFTER_NAMES", "ENTRY_POINTS", "Drafters", "any_proposes_trees", "build_drafters"]
+__all__ = [
+    "DRAFTER_NAMES",
+    "ENTRY_POINTS",
+    "Drafters",
+    "any_proposes_trees",
+    "build_drafters",
+    "tuned_drafter",
+]
 
 ENTRY_POINTS = "outrider.drafters"
 
@@ -43,7 +49,6 @@ REGISTRY: Mapping[str, type[Drafter]] = {
     "ngram": NgramDrafter,
     "datastore": DatastoreDrafter,
     "suffix": SuffixDrafter,
-    "recycling": RecyclingDrafter,
     "phrases": PhraseDrafter,
     "lookahead": LookaheadDrafter,
     "ouroboros": OuroborosDrafter,
@@ -81,6 +86,14 @@ def any_proposes_trees(names: Collection[str] | None = None) -> bool:
     kinds = {**REGISTRY, **_registered()}
     asked = kinds.keys() if names is None else kinds.keys() & set(names)
     return any(_capabilities(name, kinds[name]).proposes_trees for name in asked)
+
+
+def tuned_drafter(name: str) -> str:
+    """Return the drafter that a bundle was tuned to, or what replaces it where this release has it no more."""
+    current = without_gone(name)
+    if current != name:
+        logger.warning("the bundle's drafter %s is gone since 0.3: serving with %s", name, current)
+    return current
 
 
 def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:

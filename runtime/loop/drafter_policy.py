@@ -172,7 +172,7 @@ def _check_known(key: str, name: str, drafters: Drafters) -> None:
         ConfigError: the name is not one this server could ever have.
     """
     try:
-        known = {*drafters, *DRAFTER_NAMES}
+        known = tuple(dict.fromkeys((*DRAFTER_NAMES, *drafters)))
         check_drafter(name, known, known)
     except RequestError as error:
-        raise ConfigError(key, f"{name}: must name a known drafter") from error
+        raise ConfigError(key, f"{name}: {error.rule}") from error

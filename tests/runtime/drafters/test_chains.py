@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.engines.base import BundleError
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.scopes import Scoped
 from outrider.runtime.drafters.text import automaton_loops as loops
 from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
@@ -340,35 +339,6 @@ def test_the_history_of_answers_is_bounded_and_survives_being_rebuilt() -> None:
     assert draft(drafter, [9, 8, 6, 7], gamma=1, scope="s", key="early") == (8,)
     history.add(list(range(1000)))
     assert len(history) == 50
-
-
-# --- token recycling
-
-
-def test_the_hand_example_of_token_recycling() -> None:
-    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2))
-    successors = drafter._successors.of("s")
-    successors.learn(5, (6, 7))
-    successors.learn(6, (8, 9))
-    assert draft(drafter, [5], scope="s") == (6, 8)
-    assert draft(drafter, [4], scope="s", key="b") == ()
-    # Target: 6 after 5, 9 after 6. Every fed token is rewritten, the rejected one too.
-    choices = ((6, 3), (9, 1), (2, 4))
-    drafter.observe([outcome([5, 6, 9], (6, 8), 1, choices, num_fed=1, scope="s")])
-    assert successors.after == {5: (6, 3), 6: (9, 1), 8: (2, 4)}
-
-
-def test_recycled_chains_stop_where_successors_were_unstable() -> None:
-    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.3, max_scopes=2))
-    successors = drafter._successors.of("s")
-    for _ in range(9):
-        successors.learn(5, (6,))
-    successors.learn(6, (7,))
-    successors.learn(7, (8,))
-    assert draft(drafter, [5], scope="s") == (6, 7)
-    for first in (1, 2, 3, 4, 1):
-        successors.learn(5, (first,))
-    assert draft(drafter, [5], scope="s", key="b") == ()
 
 
 # --- scopes, and contexts beyond what is committed

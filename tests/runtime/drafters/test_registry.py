@@ -7,11 +7,11 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from outrider.runtime.core.drafting import Part, check_drafter, parse_drafter
+from outrider.runtime.core.drafting import GONE, Part, check_drafter, parse_drafter, without_gone
 from outrider.runtime.core.errors import ConfigError, RequestError
 from outrider.runtime.drafters.base import DrafterCapabilities
 from outrider.runtime.drafters.compose import MAX_COMPOSED
-from outrider.runtime.drafters.registry import REGISTRY
+from outrider.runtime.drafters.registry import DRAFTER_NAMES, REGISTRY, tuned_drafter
 from outrider.runtime.drafters.text.lookup import LookupDrafter
 from outrider.runtime.gamma.acceptance import MOST_GROUPS
 
@@ -178,6 +178,41 @@ def test_a_name_says_how_much_each_part_proposes() -> None:
 def test_a_drafter_the_server_lacks_is_refused(name: str) -> None:
     with pytest.raises(RequestError):
         check_drafter(name, ["model", "lookup"], ["lookup"])
+
+
+@pytest.mark.parametrize(("gone", "left"), GONE.items())
+def test_a_drafter_that_is_gone_is_refused_with_what_replaces_it(gone: str, left: str) -> None:
+    assert left in REGISTRY and gone not in REGISTRY
+    known = DRAFTER_NAMES
+    for name in (gone, f"{gone}:3", f"model+{gone}", f"model/{gone}:2+lookup"):
+        with pytest.raises(RequestError, match=f"{gone} is gone since 0.3: use {left}"):
+            check_drafter(name, known, known)
+        with pytest.raises(ConfigError, match=f"default_drafter: .* use {left}"):
+            Harness("F3", default_drafter=name)
+        with pytest.raises(ConfigError, match=f"auto_drafters: .* use {left}"):
+            Harness("F3", auto_drafters=("model", name))
+        check_drafter(without_gone(name), known, known)
+    # Another package may take the name.
+    check_drafter(f"model/{gone}+{gone}", (*known, gone), (*known, gone))
+
+
+@pytest.mark.parametrize(
+    ("tuned", "current"),
+    [
+        ("model", "model"),
+        ("suffix:3+model", "suffix:3+model"),
+        ("recycling", "suffix"),
+        ("model/recycling+recycling:4", "model/suffix+suffix:4"),
+        ("recycling:2+suffix", "suffix"),
+        ("recyclings", "recyclings"),
+    ],
+)
+def test_a_bundle_tuned_to_a_drafter_that_is_gone_has_what_replaces_it(
+    tuned: str, current: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert tuned_drafter(tuned) == current
+    assert [one.levelname for one in caplog.records] == ["WARNING"] * (tuned != current)
+    assert all(tuned in one.message and current in one.message for one in caplog.records)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> Drafters:
 
 
 @given(source=TOKENS, answer=TOKENS, max_nodes=st.sampled_from([0, 12]))
-@pytest.mark.parametrize("name", [*OF_TEXT, "recycling", "lookahead", "ouroboros", "model/suffix"])
+@pytest.mark.parametrize("name", [*OF_TEXT, "lookahead", "ouroboros", "model/suffix"])
 def test_what_parts_source_and_answer_is_never_proposed(
     drafters: Drafters, name: str, source: list[int], answer: list[int], max_nodes: int
 ) -> None:

@@ -12,7 +12,7 @@ from outrider.runtime.drafters.model.cascade import CascadeDrafter
 from tests.mutants import assert_caught
 from tests.runtime.markov import Harness
 
-INNER = ("lookup", "ngram", "suffix", "recycling", "phrases")
+INNER = ("lookup", "ngram", "suffix", "phrases")
 PROMPT = (0, 1, 2, 3, 0, 1, 2, 3, 1)
 
 

@@ -55,7 +55,7 @@ def test_no_drafter_changes_a_token(
     drafting = DraftingConfig(
         datastore=str(corpus), min_prob=0.02, suffix_factor=4.0, trees_may_round_differently=True
     )
-    has_trees = "tree" in drafter or drafter in ("lookahead", "recycling", "ouroboros")
+    has_trees = "tree" in drafter or drafter in ("lookahead", "ouroboros")
     harness = sourced(max_batch=16, drafting=drafting, num_nodes=16 if has_trees else 0)
     reference = tuple(answer("S4", 2, *way)[:9])
     num_drafted = num_accepted = 0
