@@ -227,7 +227,6 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T40 drafters by hand": {
         "runtime/drafters/text/test_lookup": ("test_hand_examples",),
         "runtime/drafters/test_chains": (
-            "test_the_hand_example_of_counts_drafts_the_likeliest_token",
             "test_the_hand_example_of_retrieval",
             "test_the_hand_example_of_suffix_decoding",
             "test_evicting_an_answer_changes_the_share_of_the_others",

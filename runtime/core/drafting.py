@@ -20,8 +20,18 @@ from outrider.runtime.core.params import SpeculationParams
 AUTO = "auto"
 """Stands for the drafter that recent requests went fastest with."""
 AUTO_DRAFTERS = ("model", "lookup+model", "suffix+model", "lookup")
-GONE: Mapping[str, str] = {"recycling": "suffix"}
+GONE: Mapping[str, str] = {
+    "recycling": "suffix",
+    "ngram": "suffix",
+    "bigram": "lookup",
+    "unigram": "lookup",
+}
 """Drafters that 0.2 had, and which one to ask for in their place."""
+GONE_SETTINGS: Mapping[str, str] = {
+    "ngram_order": "it was drafter ngram's",
+    "max_ngrams": "it was drafter ngram's",
+}
+"""Settings that 0.2 had, and why there is nothing to set."""
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
 MAX_PHRASE = 16
@@ -55,9 +65,7 @@ class DraftingConfig:
         lookup_max_ngram: longest suffix that lookup searches for.
         datastore: folder made by ``outrider datastore build``; empty for none.
         datastore_max_match: longest suffix the datastore is searched for.
-        ngram_order: longest n-gram that is counted.
-        min_prob: drafting by counts stops where the draft's estimated probability falls below.
-        max_ngrams: contexts that one table of counts holds.
+        min_prob: suffix decoding stops where the draft's estimated probability falls below.
         suffix_factor: tokens proposed per matched token by suffix decoding.
         fallback_share: in a chain of fallbacks a draft is taken at once if its drafter expects at
             least this share of what the next one may propose to be kept; 0 takes every one.
@@ -96,9 +104,7 @@ class DraftingConfig:
     lookup_max_ngram: int = 4
     datastore: str = ""
     datastore_max_match: int = 16
-    ngram_order: int = 3
     min_prob: float = 0.3
-    max_ngrams: int = 65_536
     suffix_factor: float = 1.0
     fallback_share: float = 0.5
     history_scope: HistoryScope = HistoryScope.TENANT
@@ -164,10 +170,14 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     """Parse settings of the drafters, ``name=value``; ``DraftingConfig`` checks their ranges.
 
     Raises:
-        ConfigError: a name is unknown or given twice, or a value is of the wrong kind.
+        ConfigError: a name is unknown, gone or given twice, or a value is of the wrong kind.
     """
     defaults = {one.name: one.default for one in fields(DraftingConfig)}
-    return parse_pairs("drafting", texts, {name: defaults[name] for name in setting_names()})
+    pairs = tuple(texts)
+    for name in (pair.partition("=")[0] for pair in pairs):
+        if name in GONE_SETTINGS:
+            raise ConfigError(name, f"is gone since 0.3: {GONE_SETTINGS[name]}; leave it out")
+    return parse_pairs("drafting", pairs, {name: defaults[name] for name in setting_names()})
 
 
 def parse_pairs(

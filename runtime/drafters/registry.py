@@ -24,7 +24,6 @@ from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter
 from outrider.runtime.drafters.text.lookup import LookupDrafter
-from outrider.runtime.drafters.text.ngram import BigramDrafter, NgramDrafter, UnigramDrafter
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 
@@ -44,9 +43,6 @@ REGISTRY: Mapping[str, type[Drafter]] = {
     "tree": TreeDrafter,
     "lookup": LookupDrafter,
     "reference": ReferenceDrafter,
-    "unigram": UnigramDrafter,
-    "bigram": BigramDrafter,
-    "ngram": NgramDrafter,
     "datastore": DatastoreDrafter,
     "suffix": SuffixDrafter,
     "phrases": PhraseDrafter,

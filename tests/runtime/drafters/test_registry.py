@@ -169,9 +169,9 @@ def test_a_name_outside_the_grammar_is_refused(name: str) -> None:
 
 
 def test_a_name_says_how_much_each_part_proposes() -> None:
-    parts = parse_drafter("suffix:12+model/lookup:3+ngram")
-    assert parts == (Part("suffix", None, 12), Part("model", "lookup", 3), Part("ngram"))
-    assert "+".join(map(str, parts)) == "suffix:12+model/lookup:3+ngram"
+    parts = parse_drafter("suffix:12+model/lookup:3+datastore")
+    assert parts == (Part("suffix", None, 12), Part("model", "lookup", 3), Part("datastore"))
+    assert "+".join(map(str, parts)) == "suffix:12+model/lookup:3+datastore"
 
 
 @pytest.mark.parametrize("name", ["psychic", "lookup+psychic", "lookup/model", "model/model"])
@@ -204,6 +204,7 @@ def test_a_drafter_that_is_gone_is_refused_with_what_replaces_it(gone: str, left
         ("recycling", "suffix"),
         ("model/recycling+recycling:4", "model/suffix+suffix:4"),
         ("recycling:2+suffix", "suffix"),
+        ("ngram+recycling+bigram:9", "suffix+lookup:9"),
         ("recyclings", "recyclings"),
     ],
 )
@@ -244,15 +245,15 @@ def test_without_a_draft_model_a_chain_is_what_remains_of_it() -> None:
 
 def test_nothing_is_kept_of_a_request_that_ended() -> None:
     harness = Harness("F3")
-    for index, name in enumerate(("ngram", "model/ngram", "reference", "ngram+reference")):
+    for index, name in enumerate(("suffix", "model/suffix", "reference", "suffix+reference")):
         harness.submit(str(index), [1, 2, 3, 1, 2], drafter=name, gamma=3)
-    harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="ngram", gamma=3, max_tokens=50)
+    harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="suffix", gamma=3, max_tokens=50)
     for _ in range(3):
         harness.worker.run_step()
-    assert harness.worker._parts.drafters["ngram"]._states
+    assert harness.worker._parts.drafters["suffix"]._states
     harness.worker.cancel("internal-cancelled", RuntimeError())
     harness.run()
-    for name in ("ngram", "reference"):
+    for name in ("suffix", "reference"):
         assert not harness.worker._parts.drafters[name]._states
         assert not harness.worker._parts.drafters[name]._num_seen
 
@@ -260,7 +261,7 @@ def test_nothing_is_kept_of_a_request_that_ended() -> None:
 def test_names_that_callers_compose_do_not_pile_up() -> None:
     harness = Harness("F3", costs=table(c=0.1), max_queued=1000)
     single = [name for name in harness.worker.drafter_names if name != "none"]
-    names = ["+".join(parts) for parts in permutations(single, 3)]
+    names = ["+".join(parts) for parts in permutations(single, 4)]
     assert len(names) > 2 * MAX_COMPOSED
     for name in names[: 2 * MAX_COMPOSED]:
         harness.submit(name, drafter=name, max_tokens=3)
