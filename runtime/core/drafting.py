@@ -30,6 +30,7 @@ GONE: Mapping[str, str] = {
 GONE_SETTINGS: Mapping[str, str] = {
     "ngram_order": "it was drafter ngram's",
     "max_ngrams": "it was drafter ngram's",
+    "draws_with_replacement": "siblings of a tree always differ",
 }
 """Settings that 0.2 had, and why there is nothing to set."""
 MAX_PARTS = 4
@@ -90,8 +91,6 @@ class DraftingConfig:
         tree_nodes: tokens of a tree at most, where the engine takes as many.
         branching: candidates drawn at the root of drafter tree's trees, at the nodes below it, and
             so on; deeper nodes have one each.
-        draws_with_replacement: there, whether siblings are drawn independently, so that they may be
-            equal; else each is drawn without those before it.
         min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
             out of a tree; where step costs are known, what a node costs in plain steps instead.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
@@ -122,7 +121,6 @@ class DraftingConfig:
     root_phrases: int = 0
     tree_nodes: int = 24
     branching: tuple[int, ...] = (3, 2)
-    draws_with_replacement: bool = False
     min_node_prob: float = 0.1
     harvests_rejected: bool = True
     trees_may_round_differently: bool = False
