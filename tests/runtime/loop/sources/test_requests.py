@@ -280,15 +280,12 @@ def test_sources_alike_are_read_by_the_draft_model_in_one_call(length: int) -> N
         assert (report.off_reason, report.num_drafted > 0) == (None, True)
 
 
-@pytest.mark.parametrize("beams", [None, BeamParams(num_beams=2)])
-def test_a_source_too_long_for_the_draft_model_is_answered_plainly(
-    beams: BeamParams | None,
-) -> None:
+def test_a_source_too_long_for_the_draft_model_is_answered_plainly() -> None:
     draft = ScriptedEngine(mixed(2, like=1), bounds_of("S4", max_source=4))
     harness = sourced(draft=draft)
     for name, length in (("short", 4), ("long", 5)):
         source = (1,) * length
-        harness.submit(name, (0,), source_tokens=source, drafter="model", gamma=3, beams=beams)
+        harness.submit(name, (0,), source_tokens=source, drafter="model", gamma=3)
     harness.run()
     assert harness.finished("short").report.num_drafted > 0
     assert harness.finished("long").report.num_drafted == 0
