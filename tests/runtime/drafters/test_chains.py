@@ -16,6 +16,7 @@ from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
 from outrider.runtime.drafters.text.automaton_loops import MAX_CANDIDATES
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter, continuations
 from outrider.runtime.drafters.text.history import AnswerHistory
+from outrider.runtime.drafters.text.lookup import find
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, sort_suffixes, write_datastore
@@ -30,6 +31,25 @@ TEXTS = st.lists(st.integers(0, 2), max_size=40)
 
 def reference() -> ReferenceDrafter:
     return ReferenceDrafter(DraftingConfig(lookup_min_ngram=2, lookup_max_ngram=4))
+
+
+@given(TEXTS, st.lists(st.integers(0, 2), max_size=8), st.integers(0, 40))
+def test_a_match_is_the_one_a_plain_search_finds(
+    text: list[int], context: list[int], place: int
+) -> None:
+    """Of the longest end the first place at or behind the given one, else the last."""
+    expected = (0, 0)
+    for size in range(4, 0, -1):
+        ends = [
+            end
+            for end in range(size, len(text))
+            if size <= len(context) and text[end - size : end] == context[-size:]
+        ]
+        if ends:
+            expected = next((end for end in ends if end >= place), ends[-1]), size
+            break
+    ids, behind = (np.array(one, dtype=np.int64) for one in (text, context))
+    assert find(ids, behind, 1, 4, place) == expected
 
 
 @pytest.mark.parametrize(
