@@ -117,9 +117,9 @@ def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:
     engine = CountingEngine(parts.draft) if parts.draft is not None and uses_model else None
     try:
         inner = kind.from_parts(replace(parts, draft=engine))
+        guard = GuardedGuesser if isinstance(inner, Guesser) else GuardedDrafter
     except Exception as error:  # a foreign class may raise anything when it is built
         raise ConfigError(f"{ENTRY_POINTS}: {name}", "must be built by from_parts") from error
-    guard = GuardedGuesser if isinstance(inner, Guesser) else GuardedDrafter
     return guard(inner, {} if engine is None else engine.held)
 
 
