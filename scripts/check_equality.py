@@ -27,7 +27,7 @@ from rich.table import Table
 from scripts.tools.common import Rig, code_prompts, open_rig
 from scripts.tools.sources import task_sources
 
-COMPOSED = ("model/lookup", "model/suffix+ngram", "lookup+datastore+model", "tree+suffix")
+COMPOSED = ("model/lookup", "model/suffix+lookup", "lookup+datastore+model", "tree+suffix")
 ALL = "all"
 MATRIX = (6, 14, "0,1,2,3,4,5,6,7,8", "1,2,3,4,5", ALL)
 """Prompts, tokens, gammas, batches and drafters of the whole matrix; more prompts than slots, so that some wait."""

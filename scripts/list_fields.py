@@ -133,7 +133,7 @@ def _row(path: str) -> str:
         return " | |"
     default = "" if field.default in (None, "", ()) else f"`{field.default}`"
     company = []
-    if not field.is_served:
+    if field.refusal:
         company.append("not served")
     if field.search is Search.ONLY:
         company.append("beam search alone")

@@ -120,10 +120,9 @@ class SamplingRow:
         parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
             ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
             the row's logits follows node n. Trees are judged by ``engines.sampling.tree_judge``.
-        candidates: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, one drawn
-            twice named twice; ``CandidateSampler.propose_children`` kept their probabilities. Without them a tree holds
-            point masses.
-        is_without_replacement: of a sampled tree, whether siblings were drawn without replacement.
+        candidates: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, all
+            different; ``CandidateSampler.propose_children`` kept their probabilities. Without them a tree holds point
+            masses.
         masks: [M, ceil(V / 32)] int32, rows contiguous, V of the target; None where every token may follow. Bit t % 32
             of word t // 32 of row i says whether token t may follow ``history + draft_tokens[:i]``. Read are: to judge
             a chain, rows 0..gamma; a tree, row n of node n; ``propose``, row ``len(draft_tokens)``; and
@@ -145,7 +144,6 @@ class SamplingRow:
     verifies_block: bool = False
     parents: tuple[int, ...] | None = None
     candidates: tuple[tuple[int, ...], ...] | None = None
-    is_without_replacement: bool = False
     masks: IntArray32 | None = None
 
 
@@ -165,8 +163,7 @@ class CandidateNode:
     """A node of a tree whose children are to be drawn.
 
     Attributes:
-        row: as for ``Sampler.propose``; ``draft_tokens`` lead from the root to the node, and ``is_without_replacement``
-            says how its children are drawn.
+        row: as for ``Sampler.propose``; ``draft_tokens`` lead from the root to the node.
         column: of the row's logits, behind the node.
         node: the drafter's own number of it, another for every node of a round; part of its noise's address.
         count: children to draw.
@@ -270,7 +267,6 @@ class CandidateSampler(Sampler, Protocol):
             vocab_size: the target's V; ids at or beyond it are never proposed.
 
         Returns:
-            Per point as many ids as wanted, repeated ones included; fewer where siblings are drawn without replacement
-            and nothing is left to draw.
+            Per point as many different ids as wanted; fewer where nothing is left to draw.
         """
         ...

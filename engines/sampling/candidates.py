@@ -3,15 +3,14 @@
 At a node the candidates are tested in the order they were drawn, each by the ratio test against what is left of the
 target's distribution. A candidate is kept where u * l * q_k(x_k) < cur(x_k), else cur becomes the residual
 norm((cur - q_k)+). A kept candidate is the next node; where none was kept, the token is drawn from what is left. q_k is
-the distribution that candidate k was drawn from, given its siblings before it. With replacement that is the draft row
-itself, so a token drawn twice is tested twice; without replacement it is that row less the siblings' tokens,
-renormalised.
+the distribution that candidate k was drawn from, given its siblings before it: siblings are drawn without replacement,
+so it is the draft row less their tokens, renormalised.
 
 The definition, with the proof, is ``runtime.oracle.tree_walks.node_wise_walk``. A walk visits one node per depth, so
 its coins and its last draw are addressed by position.
 
-Source: Miao et al. 2023 (arXiv:2305.09781) with replacement; Jeon et al. 2024 (arXiv:2402.14160) without. p is the
-target row, q_k the distribution of candidate k.
+Source: Jeon et al. 2024 (arXiv:2402.14160); with replacement, which the oracle keeps, Miao et al. 2023
+(arXiv:2305.09781). p is the target row, q_k the distribution of candidate k.
 """
 
 from __future__ import annotations
@@ -65,21 +64,19 @@ def draw_candidates(
     count: int,
     uniform: Callable[[int], float],
     *,
-    is_without_replacement: bool,
     scratch: FloatArray,
 ) -> tuple[int, ...]:
-    """Draw the candidates of one node, in order; fewer than wanted where nothing is left to draw.
+    """Draw different candidates of one node, in order; fewer than wanted where nothing is left to draw.
 
     Args:
         probs: q.
         count: candidates wanted.
         uniform: fresh number in [0, 1) of each.
-        is_without_replacement: whether a drawn token is taken out.
         scratch: [V] to write in.
     """
     tokens: list[int] = []
     for index in range(count):
-        left = without(probs, tokens, scratch) if is_without_replacement else probs
+        left = without(probs, tokens, scratch)
         if left.total() <= 0.0:
             break
         tokens.append(left.draw(uniform(index)))
@@ -111,8 +108,7 @@ class CandidateTree:
 
     Attributes:
         tokens: of nodes 1, 2, ...
-        candidates: per node its children in the order they were drawn, repeated ones included.
-        is_without_replacement: how siblings were drawn.
+        candidates: per node its children in the order they were drawn.
         lenience: l in (0, 1]; 1 is exact.
         target_at: p behind a node, given the tokens that lead there; None where the logits are not finite, or no token
             may follow. Valid until the next call.
@@ -124,7 +120,6 @@ class CandidateTree:
 
     tokens: Sequence[int]
     candidates: Sequence[tuple[int, ...]]
-    is_without_replacement: bool
     lenience: float
     target_at: Callable[[int, tuple[int, ...]], TokenProbs | None]
     is_finite_at: Callable[[int], bool]
@@ -175,8 +170,7 @@ class CandidateJudge:
         num_empty = 0
         for index, child in enumerate(tree.candidates[node]):
             token = tree.tokens[child - 1]
-            taken = tried if tree.is_without_replacement else ()
-            proposal = without(draft, taken, self._draft)
+            proposal = without(draft, tried, self._draft)
             coin = tree.coin(len(path), index)
             judged = judge_token(probs, proposal, token, coin, tree.lenience, self._next)
             if judged.is_kept:
@@ -217,7 +211,6 @@ class RowCandidates:
             probs,
             point.count,
             lambda index: self._of_sibling(row, Purpose.CANDIDATE, len(path), point.node, index),
-            is_without_replacement=row.is_without_replacement,
             scratch=self._target_row(),
         )
 
@@ -239,7 +232,6 @@ class RowCandidates:
             CandidateTree(
                 tokens=row.draft_tokens,
                 candidates=row.candidates,
-                is_without_replacement=row.is_without_replacement,
                 lenience=lenience,
                 target_at=target_at,
                 is_finite_at=lambda node: greatest_token(logits[node]) is not None,

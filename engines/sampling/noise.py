@@ -130,7 +130,7 @@ class CounterNoise:
             position: of the token that the candidate proposes.
             round_start: length of the sequence when the round began.
             node: that the candidate stands behind, as the tree's drafter numbers its nodes.
-            index: of the candidate among its siblings, in the order of drafting; repeated tokens count anew.
+            index: of the candidate among its siblings, in the order of drafting.
 
         Returns:
             A multiple of 2 ** -53 in [0, 1).

@@ -87,7 +87,6 @@ def generate(
         Path | None, typer.Option(help="File of a Lark grammar that the answer has.")
     ] = None,
     compact: Annotated[bool, typer.Option(help="With --json-schema: no white space.")] = False,
-    beam_width: Annotated[int | None, typer.Option(help="Beams drafted per step.")] = None,
     speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
     drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
     phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
@@ -133,7 +132,6 @@ def generate(
         "mode": names[mode_name].number,
         "lenience": lenience,
         "block_verification": block_verification,
-        "beam_width": beam_width,
         "phrase_length": phrase_length,
         "num_phrases": num_phrases,
         "branching": branching,

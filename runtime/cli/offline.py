@@ -47,7 +47,7 @@ def analyze(
         Path | None, typer.Option(help="Folder for page and PNGs; default: NAME-analysis.")
     ] = None,
     drafters: Annotated[
-        str, typer.Option(help="Comma-separated; default: model, bigram, unigram, lookup.")
+        str, typer.Option(help="Comma-separated; default: model, lookup, suffix.")
     ] = "",
     gammas: Annotated[
         str, typer.Option(help="Draft tokens per step, comma-separated.")
@@ -103,7 +103,7 @@ def tune(
         Path | None, typer.Option(help="Folder for page and PNG; default: NAME-tuning.")
     ] = None,
     drafters: Annotated[
-        str, typer.Option(help="Comma-separated; default: model, ouroboros, lookup, suffix, ngram.")
+        str, typer.Option(help="Comma-separated; default: model, ouroboros, lookup, suffix.")
     ] = "",
     gammas: Annotated[
         str, typer.Option(help="Draft tokens per step beside auto, comma-separated.")

@@ -22,6 +22,19 @@ from outrider.runtime.core.settings import Option, Panel, converted, setting
 AUTO = "auto"
 """Stands for the drafter that recent requests went fastest with."""
 AUTO_DRAFTERS = ("model", "lookup+model", "suffix+model", "lookup")
+GONE: Mapping[str, str] = {
+    "recycling": "suffix",
+    "ngram": "suffix",
+    "bigram": "lookup",
+    "unigram": "lookup",
+}
+"""Drafters that 0.2 had, and which one to ask for in their place."""
+GONE_SETTINGS: Mapping[str, str] = {
+    "ngram_order": "it was drafter ngram's",
+    "max_ngrams": "it was drafter ngram's",
+    "draws_with_replacement": "siblings of a tree always differ",
+}
+"""Settings that 0.2 had, and why there is nothing to set."""
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
 MAX_PHRASE = 16
@@ -55,9 +68,7 @@ class DraftingConfig:
         lookup_max_ngram: longest suffix that lookup searches for.
         datastore: folder made by ``outrider datastore build``; empty for none.
         datastore_max_match: longest suffix the datastore is searched for.
-        ngram_order: longest n-gram that is counted.
-        min_prob: drafting by counts stops where the draft's estimated probability falls below.
-        max_ngrams: contexts that one table of counts holds.
+        min_prob: suffix decoding stops where the draft's estimated probability falls below.
         suffix_factor: tokens proposed per matched token by suffix decoding.
         fallback_share: in a chain of fallbacks a draft is taken at once if its drafter expects at
             least this share of what the next one may propose to be kept; 0 takes every one.
@@ -82,8 +93,6 @@ class DraftingConfig:
         tree_nodes: tokens of a tree at most, where the engine takes as many.
         branching: candidates drawn at the root of drafter tree's trees, at the nodes below it, and
             so on; deeper nodes have one each.
-        draws_with_replacement: there, whether siblings are drawn independently, so that they may be
-            equal; else each is drawn without those before it.
         min_node_prob: chance of being kept, as its drafter estimates it, below which a node is left
             out of a tree; where step costs are known, what a node costs in plain steps instead.
         harvests_rejected: whether phrases may come from rejected drafts; else from committed text.
@@ -100,9 +109,7 @@ class DraftingConfig:
         datastore=Option(Panel.DRAFTING, "Corpus made by outrider datastore build.", Path | None),
     )
     datastore_max_match: int = 16
-    ngram_order: int = 3
     min_prob: float = 0.3
-    max_ngrams: int = 65_536
     suffix_factor: float = 1.0
     fallback_share: float = 0.5
     history_scope: HistoryScope = setting(
@@ -126,7 +133,6 @@ class DraftingConfig:
     root_phrases: int = 0
     tree_nodes: int = 24
     branching: tuple[int, ...] = (3, 2)
-    draws_with_replacement: bool = False
     min_node_prob: float = 0.1
     harvests_rejected: bool = True
     trees_may_round_differently: bool = False
@@ -174,10 +180,14 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
     """Parse settings of the drafters, ``name=value``; ``DraftingConfig`` checks their ranges.
 
     Raises:
-        ConfigError: a name is unknown or given twice, or a value is of the wrong kind.
+        ConfigError: a name is unknown, gone or given twice, or a value is of the wrong kind.
     """
     defaults = {one.name: one.default for one in fields(DraftingConfig)}
-    return parse_pairs("drafting", texts, {name: defaults[name] for name in setting_names()})
+    pairs = tuple(texts)
+    for name in (pair.partition("=")[0] for pair in pairs):
+        if name in GONE_SETTINGS:
+            raise ConfigError(name, f"is gone since 0.3: {GONE_SETTINGS[name]}; leave it out")
+    return parse_pairs("drafting", pairs, {name: defaults[name] for name in setting_names()})
 
 
 def parse_pairs(
@@ -278,12 +288,22 @@ def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) 
     for part in parse_drafter(name):
         if AUTO in (part.name, part.inner) and name != AUTO:
             raise RequestError("speculation.drafter", f"{AUTO} stands alone")
+        for one, known in ((part.name, names), (part.inner, guessers)):
+            if one and one in GONE and one not in known:
+                rule = f"{one} is gone since 0.3: use {GONE[one]}"
+                raise RequestError("speculation.drafter", rule)
         if part.name not in names:
             rule = f"must be one of {', '.join(names)}, or several joined by '+'"
             raise RequestError("speculation.drafter", rule)
         if part.inner is not None and (part.name != "model" or part.inner not in guessers):
             rule = f"only model may be followed by '/', and by one of {', '.join(guessers)}"
             raise RequestError("speculation.drafter", rule)
+
+
+def without_gone(name: str) -> str:
+    """Return a drafter's name with what replaces those of its parts that are gone; no drafter stands in it twice."""
+    current = re.sub(r"[\w-]+", lambda found: GONE.get(found[0], found[0]), name)
+    return "+".join({part.partition(":")[0]: part for part in current.split("+")}.values())
 
 
 def check_drafter_params(params: SpeculationParams, *, max_reference_bytes: int) -> None:

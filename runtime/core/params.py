@@ -85,8 +85,7 @@ class BeamParams:
 
     Attributes:
         num_beams: hypotheses that live.
-        width: hypotheses that are drafted per step, and slots that the request holds; ``num_beams`` at least, and that
-            where 0.
+        width: without effect since 0.3: searches are not drafted for.
         num_results: completions to answer with, the best ones.
         length_penalty: exponent of the length that a sum of log-probabilities is divided by.
         stops_early: as in ``runtime.loop.beams.beam.BeamRules``.
@@ -105,7 +104,7 @@ class BeamParams:
     @property
     def num_slots(self) -> int:
         """Slots of a request."""
-        return max(self.num_beams, self.width)
+        return self.num_beams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

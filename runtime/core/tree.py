@@ -42,6 +42,12 @@ class DraftTree:
             if set(offered) != children:
                 raise ValueError(f"the offers of node {node} must be its children")
 
+    @property
+    def has_distinct_siblings(self) -> bool:
+        """Return whether no node was offered a token twice."""
+        offers = ([self.tokens[child - 1] for child in offered] for offered in self.candidates)
+        return all(len(set(offered)) == len(offered) for offered in offers)
+
 
 class TreeBuilder:
     """A tree that grows node by node; equal children of one node are one.

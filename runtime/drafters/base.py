@@ -115,7 +115,6 @@ class Draft:
             ``candidates`` its nodes are judged as point masses, also where they were drawn.
         candidates: of a tree whose candidates the sampler drew and keeps the probabilities of,
             ``DraftTree.candidates``.
-        is_without_replacement: of such a tree, how siblings were drawn.
         expected: of these tokens, how many the drafter expects to be kept; None where it does not
             say. Decides in a chain of fallbacks whether the next drafter is asked.
     """
@@ -125,7 +124,6 @@ class Draft:
     num_computed: int | None = None
     parents: tuple[int, ...] | None = None
     candidates: tuple[tuple[int, ...], ...] | None = None
-    is_without_replacement: bool = False
     expected: float | None = None
 
 

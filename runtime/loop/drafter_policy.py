@@ -18,6 +18,8 @@ from outrider.runtime.drafters.bandit import DrafterChoice
 from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.drafters.registry import DRAFTER_NAMES, Drafters
 
+UNDRAFTED = Speculation(drafter=NONE, gamma=0, off_reason=SpeculationDisabledReason.DISABLED)
+"""How a request is decoded plainly because it asks for that, or is a beam search."""
 FIXED_GAMMA = 4
 """Draft tokens per step where nobody says and nothing is chosen."""
 
@@ -115,7 +117,7 @@ class SpeculationPolicy:
         gamma = self._max_gamma if gamma is None and is_adaptive else fixed_gamma
         usable = self._drafters.usable(drafter)
         if not wanted.is_enabled or usable == NONE or gamma == 0:
-            return Speculation(drafter=NONE, gamma=0, off_reason=SpeculationDisabledReason.DISABLED)
+            return UNDRAFTED
         if usable is None:
             return Speculation(drafter=NONE, gamma=0, off_reason=SpeculationDisabledReason.NO_DRAFT)
         return Speculation(
@@ -125,19 +127,6 @@ class SpeculationPolicy:
             is_adaptive=is_adaptive,
             verifies_block=self._verifies_block(wanted),
             fixed_gamma=fixed_gamma,
-        )
-
-    def resolve_search(self, wanted: SpeculationParams) -> Speculation:
-        """Return how a beam search is drafted for: by the draft model, if at all; callable from any thread.
-
-        A pass over drafted hypotheses is good for little more than one step (docs/beam-search.md), so a search is
-        drafted for only where a request names gamma.
-        """
-        default = "none" if self._config.default_drafter == "none" else "model"
-        drafter = wanted.drafter or default
-        gamma = wanted.gamma or 0
-        return self.resolve(
-            replace(wanted, drafter=drafter, gamma=gamma, is_adaptive=False, verifies_block=False)
         )
 
     def _verifies_block(self, wanted: SpeculationParams) -> bool:
@@ -197,7 +186,7 @@ def _check_known(key: str, name: str, drafters: Drafters) -> None:
         ConfigError: the name is not one this server could ever have.
     """
     try:
-        known = {*drafters, *DRAFTER_NAMES}
+        known = tuple(dict.fromkeys((*DRAFTER_NAMES, *drafters)))
         check_drafter(name, known, known)
     except RequestError as error:
-        raise ConfigError(key, f"{name}: must name a known drafter") from error
+        raise ConfigError(key, f"{name}: {error.rule}") from error

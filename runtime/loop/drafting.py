@@ -190,7 +190,6 @@ def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         draft_tokens=draft.tokens,
         parents=draft.parents,
         candidates=draft.candidates,
-        is_without_replacement=draft.is_without_replacement,
         is_sampled_draft=draft.is_sampled,
         num_choices=num_choices,
         masks=None if request.form is None else request.form.masks(draft.tokens, draft.parents),
@@ -267,7 +266,9 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
             )
         if draft.candidates is not None:
             # Raises where the offers are not those of this tree.
-            DraftTree(tokens=tokens, parents=parents, candidates=draft.candidates)
+            tree = DraftTree(tokens=tokens, parents=parents, candidates=draft.candidates)
+            if not tree.has_distinct_siblings:
+                raise ValueError("siblings of a sampled tree must differ: none is drawn twice")
         return replace(draft, tokens=tokens, parents=parents if tokens else None)
     tokens = draft.tokens[: row.gamma]
     for index, token in enumerate(tokens):

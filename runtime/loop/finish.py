@@ -72,7 +72,7 @@ class Finisher:
     def _count(self, result: StepResult, now: float) -> None:
         """Add a step that ended ``now`` to the totals.
 
-        Tokens after a cut count nowhere, and of a beam search steps instead of tokens.
+        Tokens after a cut count nowhere.
         """
         totals = self.totals
         totals.step_count += 1
@@ -81,7 +81,8 @@ class Finisher:
             totals.host_fallback_reasons[result.host_fallback_reason] += 1
         for num_tokens, took_s in result.reads:
             totals.count_read(num_tokens, took_s)
-        passes = list(result.passes)
+        totals.num_target_passes += result.num_search_passes
+        passes = []
         for request, told, ending in result.progressed:
             trace = told.trace
             if request.first_at is None:

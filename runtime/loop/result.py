@@ -28,7 +28,7 @@ class StepResult:
         host_fallback_reason: why the host took part between draft and judgement; empty where it did not, None where
             nothing was decoded.
         searched: beam searches that are over, and their answers.
-        passes: per pass of the target for a search, the steps drafted and those accepted.
+        num_search_passes: searches that a pass of the target took a step further.
         reads: per read of the target that went well, the source tokens and the seconds it took.
     """
 
@@ -39,7 +39,7 @@ class StepResult:
     asked: Mapping[str, Exception | None] = field(default_factory=dict)
     host_fallback_reason: str | None = None
     searched: Sequence[tuple[Request, Finished]] = ()
-    passes: Sequence[tuple[int, int]] = ()
+    num_search_passes: int = 0
     reads: Sequence[tuple[int, float]] = ()
 
 
@@ -47,20 +47,13 @@ NOTHING_DONE = StepResult()
 
 
 def with_searches(rows: StepResult, searches: StepResult) -> StepResult:
-    """Return what a step did for rows and for searches, as one result; a drafter that failed for either has failed."""
-    errors = {
-        name: error
-        for result in (rows, searches)
-        for name, error in result.asked.items()
-        if error is not None
-    }
+    """Return what a step did for rows and for searches, as one result."""
     return replace(
         rows,
         failed=[*rows.failed, *searches.failed],
         alone=[*rows.alone, *searches.alone],
         is_sound=rows.is_sound or searches.is_sound,
-        asked={**rows.asked, **searches.asked, **errors},
         searched=searches.searched,
-        passes=searches.passes,
+        num_search_passes=searches.num_search_passes,
         reads=[*rows.reads, *searches.reads],
     )

@@ -54,7 +54,7 @@ class LiveRows:
     def num_kv_tokens(self) -> int:
         """Tokens of theirs whose keys and values the target's slots hold."""
         rows = sum(request.num_computed for request in self.requests)
-        return rows + sum(sum(search.caches[0].lengths) for search in self.searches)
+        return rows + sum(sum(search.cache.lengths) for search in self.searches)
 
     def admit(self, group: Sequence[Request]) -> None:
         """Give the requests of a group, mostly one, their slots; there must be as many free."""
@@ -66,7 +66,7 @@ class LiveRows:
                 self.requests.append(request)
             else:
                 slots = self.slots.reserve(request.spec.num_slots)
-                self.searches.append(BeamSearch(request, self._engines, slots, order))
+                self.searches.append(BeamSearch(request, self._engines[0], slots, order))
         if len(group) == 1:
             return
         for request in group:
@@ -132,11 +132,11 @@ class LiveRows:
             None if length < 0 else length
             for length in ((one.num_computed, one.draft_computed)[index] for one in self.requests)
         ]
-        if not self.searches:
+        if index > 0 or not self.searches:  # searches are the target's alone
             return rows
         rows += [None] * (self.slots.num_slots - len(rows))
         for search in self.searches:
-            for slot, length in zip(search.slots, search.caches[index].lengths, strict=True):
+            for slot, length in zip(search.slots, search.cache.lengths, strict=True):
                 rows[slot] = length
         return rows
 

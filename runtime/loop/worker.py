@@ -18,7 +18,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from outrider.engines.base import Engine
 from outrider.engines.device.rounds import Rounds, do_nothing
@@ -40,7 +39,7 @@ from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.base import MOST_FORCED, Form, Forms
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
-from outrider.runtime.loop.drafter_policy import SpeculationPolicy
+from outrider.runtime.loop.drafter_policy import UNDRAFTED, SpeculationPolicy
 from outrider.runtime.loop.event_queue import Deliver, EventQueue
 from outrider.runtime.loop.finish import Finisher, new_error_id
 from outrider.runtime.loop.inbox import Group, Inbox, num_unfed
@@ -132,9 +131,8 @@ class Worker:
             else self._parts.gamma_controller.elapsed,
         )
         self._searching = SearchParts(
-            engines=engines,
+            target=target,
             chunk=self._limits.prefill_chunk,
-            max_gamma=self._limits.max_gamma,
             decoder=decoder,
             beat=self._beat,
             clock=clock,
@@ -245,13 +243,7 @@ class Worker:
             rule = "must leave room for one token"
             field = "answer_prefix" if spec.source_tokens else "prompt"
             raise ContextTooLong(field, rule, limit=max_context, given=needed)
-        if spec.beams is None:
-            speculation = self._policy.resolve_request(spec)
-        else:
-            speculation = self._policy.resolve_search(spec.speculation)
-            if speculation.gamma == 0:
-                # Nothing is drafted that further rows could hold.
-                spec = replace(spec, beams=replace(spec.beams, width=0))
+        speculation = self._policy.resolve_request(spec) if spec.beams is None else UNDRAFTED
         if spec.num_slots > num_slots:
             rule = f"must be at most {num_slots}, the slots of this server"
             raise RequestError("num_beams", rule)
@@ -379,7 +371,7 @@ class Worker:
             if policy.has_chosen:
                 policy.begin(rows.requests)
             if policy.breakers:
-                policy.pause(rows.all_requests, now)
+                policy.pause(rows.requests, now)
             # Of its own: whoever is let in meanwhile has no part in this step.
             live = tuple(rows.requests)
             if self._prefixes is not None:

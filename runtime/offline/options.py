@@ -18,8 +18,7 @@ SERVED_ROWS = 64
 """Slots of ``outrider serve``: so many, and its measured step costs are used here too."""
 QUICK_PROMPTS = 4
 QUICK_TOKENS = 32
-DEFAULT_DRAFTERS = ("model", "bigram", "unigram", "lookup")
-"""Those of the paper, and prompt lookup."""
+DEFAULT_DRAFTERS = ("model", "lookup", "suffix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

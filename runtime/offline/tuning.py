@@ -33,7 +33,7 @@ from outrider.runtime.offline.search import (
 )
 from outrider.runtime.offline.speed import Measured, Report, measure_settings
 
-DEFAULT_DRAFTERS = ("model", "ouroboros", "lookup", "suffix", "ngram")
+DEFAULT_DRAFTERS = ("model", "ouroboros", "lookup", "suffix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

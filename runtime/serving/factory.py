@@ -34,7 +34,7 @@ from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.drafters.registry import any_proposes_trees
+from outrider.runtime.drafters.registry import any_proposes_trees, tuned_drafter
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
@@ -293,6 +293,7 @@ def with_bundle_defaults(
     """
     taken = []
     if defaults is not None and leaves_drafter:
+        defaults = replace(defaults, drafter=tuned_drafter(defaults.drafter))
         config = replace(config, default_drafter=defaults.drafter)
         taken.append(f"drafter {defaults.drafter}")
     if defaults is None or config.default_drafter != defaults.drafter:

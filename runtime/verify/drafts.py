@@ -47,13 +47,10 @@ def sampled_tree(
     logits_of: LogitsOf,
     branching: Sequence[int],
     vocab_size: int,
-    *,
-    is_without_replacement: bool,
 ) -> Drafter:
     """Trees of so many candidates per level, drawn from a model, as drafter ``tree`` grows them."""
 
     def tree_of(row: SamplingRow) -> SamplingRow:
-        row = replace(row, is_without_replacement=is_without_replacement)
         growth = Growth(max_nodes=2 ** sum(branching), depth=len(branching))
         for count in branching:
             drawn: list[tuple[int, ...]] = []

@@ -24,7 +24,8 @@ NUM_TOKENS = 4
 """Tokens of a completion: on the host the first comes with the prompt, the others with rounds."""
 PLAIN = SamplingParams()
 PENALISED = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.5)
-_POINT_DRAFTER = "recycling"
+_POINT_DRAFTER = "suffix"
+"""All completions have one prompt and one scope, so that earlier ones are what it proposes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

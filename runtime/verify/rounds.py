@@ -161,15 +161,8 @@ class Bench:
             return
         yield "drafts of the model", self._chain(gamma)
         if isinstance(self._sampler, CandidateSampler):
-            for is_without, how in ((True, "different"), (False, "independent")):
-                tree = sampled_tree(
-                    self._sampler,
-                    self._draft_row,
-                    BRANCHING,
-                    size,
-                    is_without_replacement=is_without,
-                )
-                yield f"tree, {how} candidates", tree
+            tree = sampled_tree(self._sampler, self._draft_row, BRANCHING, size)
+            yield "tree of candidates", tree
 
     def check_runs(
         self, name: str, emitted_probs: EmittedProbs, gamma: int, *, verifies_block: bool

@@ -1,4 +1,4 @@
-"""An exported pair's beam searches: Transformers' on the checkpoint, and the same bits with any draft."""
+"""An exported pair's beam searches: Transformers' on the checkpoint, and the same bits beside others."""
 
 from __future__ import annotations
 
@@ -67,14 +67,12 @@ def transformers_beams(
 
 
 def answers(
-    harness: PairHarness, requests: list[tuple[tuple[int, ...], BeamParams, int, int, int]]
+    harness: PairHarness, requests: list[tuple[tuple[int, ...], BeamParams, int, int]]
 ) -> list[tuple[BeamAnswer, ...]]:
     """What searches that are served together find."""
-    for index, (prompt, beams, gamma, max_tokens, end) in enumerate(requests):
+    for index, (prompt, beams, max_tokens, end) in enumerate(requests):
         params = SamplingParams(temperature=0.0, end_token_ids=(end,))
-        harness.submit(
-            spec(str(index), prompt, beams=beams, gamma=gamma, max_tokens=max_tokens, params=params)
-        )
+        harness.submit(spec(str(index), prompt, beams=beams, max_tokens=max_tokens, params=params))
     harness.run()
     snapshot = harness.worker.snapshot()
     assert snapshot.num_free_slots == snapshot.num_slots
@@ -100,7 +98,7 @@ def test_the_answers_are_those_of_transformers(
         )
         end = transformers_beams(model, prompt, BeamParams(num_beams=2), 4, end=1)[0][0][-1]
         expected = transformers_beams(model, prompt, beams, 8, end)
-        (found,) = answers(harness, [(prompt, beams, 2, 8, end)])
+        (found,) = answers(harness, [(prompt, beams, 8, end)])
         assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
         np.testing.assert_allclose(
             [answer.score for answer in found], [score for _, score in expected], atol=1e-4
@@ -119,7 +117,7 @@ def test_bans_are_those_of_transformers(harness: PairHarness, model: PreTrainedM
     bans = {"bad_words_ids": [list(word)], "min_new_tokens": 3}
     expected = transformers_beams(model, prompt, beams, 6, end, **bans)
     params = SamplingParams(temperature=0.0, end_token_ids=(end,), bad_words=(word,), min_tokens=3)
-    harness.submit(spec("banned", prompt, beams=beams, gamma=2, max_tokens=6, params=params))
+    harness.submit(spec("banned", prompt, beams=beams, max_tokens=6, params=params))
     harness.run()
     found = harness.finished("banned").beams
     assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
@@ -130,9 +128,8 @@ def test_bans_are_those_of_transformers(harness: PairHarness, model: PreTrainedM
 
 @pytest.mark.parametrize("harness", ["host"], indirect=True)
 @pytest.mark.parametrize(("size", "num_allowed"), [(1, 24), (2, 6), (3, 3)])
-@pytest.mark.parametrize("gamma", [0, 3])
 def test_ngrams_that_are_not_repeated_are_those_of_transformers(
-    harness: PairHarness, model: PreTrainedModel, size: int, num_allowed: int, gamma: int
+    harness: PairHarness, model: PreTrainedModel, size: int, num_allowed: int
 ) -> None:
     """Few tokens are allowed, so that a search has to repeat itself; the prompt's own count too."""
     beams = BeamParams(num_beams=3, num_results=3)
@@ -144,30 +141,26 @@ def test_ngrams_that_are_not_repeated_are_those_of_transformers(
     params = SamplingParams(
         temperature=0.0, allowed_token_ids=allowed, no_repeat_ngram_size=size, end_token_ids=(1,)
     )
-    name = f"{size}-{gamma}"
-    harness.submit(spec(name, prompt, beams=beams, gamma=gamma, max_tokens=12, params=params))
+    harness.submit(spec(str(size), prompt, beams=beams, max_tokens=12, params=params))
     harness.run()
-    found = harness.finished(name).beams
+    found = harness.finished(str(size)).beams
     assert [answer.tokens for answer in found] == [tokens for tokens, _ in expected]
     scores = [score for _, score in expected]
     np.testing.assert_allclose([answer.score for answer in found], scores, atol=1e-4)
     assert [tokens for tokens, _ in expected] != [tokens for tokens, _ in free]
 
 
-def test_drafts_and_neighbours_change_no_bit(harness: PairHarness) -> None:
+def test_neighbours_change_no_bit(harness: PairHarness) -> None:
     cases = [
-        (PROMPTS[index % 3], BeamParams(num_beams=num_beams, num_results=num_beams), gamma, 12, 1)
-        for index, (num_beams, gamma) in enumerate(product((1, 2, 3, 4), range(5)))
+        (PROMPTS[index % 3], BeamParams(num_beams=num_beams, num_results=num_beams), 12, 1)
+        for index, (num_beams, _) in enumerate(product((1, 2, 3, 4), range(5)))
     ]
-    plain = {}
-    for prompt, beams, _, max_tokens, end in cases:
-        key = (prompt, beams.num_beams)
-        plain[key] = answers(harness, [(prompt, beams, 0, max_tokens, end)])[0]
+    plain = {case[:2]: answers(harness, [case])[0] for case in dict.fromkeys(cases)}
     alone = harness.answers([spec("alone", PROMPTS[0], max_tokens=60, temperature=1.0, gamma=3)])
     harness.submit(spec("beside", PROMPTS[0], max_tokens=60, temperature=1.0, gamma=3))
     together = answers(harness, cases)
-    for found, (prompt, beams, *_) in zip(together, cases, strict=True):
-        assert found == plain[prompt, beams.num_beams]
+    for found, case in zip(together, cases, strict=True):
+        assert found == plain[case[:2]]
     assert harness.tokens("beside") == alone[0]
 
 
@@ -175,5 +168,5 @@ def test_one_beam_that_stops_early_is_greedy_decoding(harness: PairHarness) -> N
     beams = BeamParams(num_beams=1, stops_early=True)
     for prompt in PROMPTS:
         (greedy,) = harness.answers([spec("greedy", prompt, max_tokens=12, params=GREEDY)])
-        (found,) = answers(harness, [(prompt, beams, 3, 12, 1)])
+        (found,) = answers(harness, [(prompt, beams, 12, 1)])
         assert found[0].tokens == greedy

@@ -163,8 +163,7 @@ class Harness:
         assert sorted(held) == list(range(rows.slots.num_slots - len(held), rows.slots.num_slots))
         for search in rows.searches:
             assert search.request.slot == search.slots[0]
-            for cache in search.caches:
-                self._check_search(cache)
+            self._check_search(search.cache)
         for slot, request in enumerate(self.live):
             known = tuple(request.history.tolist())
             assert request.slot == slot

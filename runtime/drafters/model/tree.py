@@ -3,11 +3,11 @@
 Grown level by level: one pass of the draft model over the tree so far, then the sampler draws the children of its
 newest nodes and keeps the probabilities it drew them from. The number of children per level is decided before
 anything is drawn there (``branching``), as far as the budget of nodes reaches, so that a candidate is judged by the
-probabilities it was drawn from. Equal siblings are one node that is named twice.
+probabilities it was drawn from. Siblings are drawn without replacement.
 
 Greedy and seed_stable rows, rows that are verified as blocks, and rows that take no trees get the draft model's chain.
 
-Source: Miao et al. 2023 (arXiv:2305.09781, SpecInfer) with replacement; Jeon et al. 2024 (arXiv:2402.14160) without.
+Source: Jeon et al. 2024 (arXiv:2402.14160), after Miao et al. 2023 (arXiv:2305.09781, SpecInfer).
 """
 
 from __future__ import annotations
@@ -78,21 +78,18 @@ class Growth:
         """Give the newest nodes their children; nothing follows an end token.
 
         Args:
-            drawn: of the first of the newest nodes, their candidates in order.
+            drawn: of the first of the newest nodes, their different candidates in order.
             ends: tokens that nothing follows.
         """
         following: list[tuple[int, tuple[int, ...]]] = []
         for (node, path), candidates in zip(self.newest, drawn, strict=False):
-            children: dict[int, int] = {}
             for token in candidates:
-                if token not in children:
-                    self._tokens.append(token)
-                    self._parents.append(node)
-                    self._candidates.append([])
-                    children[token] = len(self._tokens)
-                    if token not in ends:
-                        following.append((len(self._tokens), (*path, token)))
-                self._candidates[node].append(children[token])
+                self._tokens.append(token)
+                self._parents.append(node)
+                self._candidates.append([])
+                self._candidates[node].append(len(self._tokens))
+                if token not in ends:
+                    following.append((len(self._tokens), (*path, token)))
         self.newest = following
         self._depth_left -= 1
 
@@ -119,7 +116,6 @@ class TreeDrafter(ModelDrafter):
         assert isinstance(parts.sampler, CandidateSampler), "offered only where one keeps its probs"
         self._sampler_of_trees = parts.sampler
         self._branching = parts.config.branching
-        self._is_without_replacement = not parts.config.draws_with_replacement
         limits = self._limits
         self._max_nodes = min(
             parts.config.tree_nodes, limits.max_tree_nodes - 1, limits.max_extend - 1
@@ -161,7 +157,6 @@ class TreeDrafter(ModelDrafter):
             num_computed=num_computed,
             parents=tree.parents,
             candidates=tree.candidates,
-            is_without_replacement=self._is_without_replacement,
         )
 
     def _grow(
@@ -203,7 +198,6 @@ class TreeDrafter(ModelDrafter):
             columns = growth.columns()
             sampling = replace(
                 row.sampling,
-                is_without_replacement=self._is_without_replacement,
                 masks=None
                 if row.form is None
                 else masks_of_level(row.form, growth.newest, columns),
@@ -222,7 +216,7 @@ class TreeDrafter(ModelDrafter):
                 drawn += self._sampler_of_trees.propose_children(
                     logits, [point], vocab_size=self._target_vocab_size
                 )
-                num_left -= len(set(drawn[-1]))
+                num_left -= len(drawn[-1])
             growth.add_level(drawn, row.sampling.params.end_token_ids)
 
 

@@ -26,40 +26,38 @@ from outrider.runtime.drafters.chain import guessed_chain
 _IDS = int64[::1]
 
 
-@njit_exact(types.UniTuple(int64, 2)(_IDS, _IDS, int64, int64))
-def find(tokens: IntArray, drafted: IntArray, shortest: int, longest: int) -> tuple[int, int]:
-    """Find the last earlier occurrence of the longest end of ``tokens + drafted``.
+@njit_exact(types.UniTuple(int64, 2)(_IDS, _IDS, int64, int64, int64))
+def find(
+    text: IntArray, context: IntArray, shortest: int, longest: int, place: int
+) -> tuple[int, int]:
+    """Find the longest end of a context in a text: the first one at or behind a place, else the last one before it.
 
     The text is searched from its end each time, a nanosecond per token, so that nothing is kept per request.
 
     Args:
-        tokens: [n] int64, a text; an occurrence has at least one more token of it behind. Those below 0 are none, and
-            stand in it once at most: nothing that holds one is found.
-        drafted: [m] int64, that follow it.
+        text: [n] int64; an occurrence has at least one more token of it behind. Those below 0 are none, and stand in
+            it once at most: nothing that holds one is found.
+        context: [m] int64, which may be the text's own end.
         shortest: tokens of an end at least.
         longest: at most.
+        place: in the text.
 
     Returns:
         The place behind the occurrence, and the occurrence's length; 0 and 0 for none.
     """
-    num, num_drafted = len(tokens), len(drafted)
-    num_all = num + num_drafted
-    place = size = 0
-    for end in range(num - 1, 0, -1):
-        if tokens[end] < 0:
+    num = len(context)
+    found = size = 0
+    for end in range(len(text) - 1, 0, -1):
+        if text[end] < 0:
             continue
         same = 0
-        while same < min(longest, end, num_all):
-            at = num_all - 1 - same
-            last = drafted[at - num] if at >= num else tokens[at]
-            if tokens[end - 1 - same] != last:
-                break
+        while same < min(longest, end, num) and text[end - 1 - same] == context[num - 1 - same]:
             same += 1
-        if same >= shortest and same > size:
-            place, size = end, same
-            if same == longest:
-                break
-    return place, size
+        if same >= shortest and (same > size or (same == size and end >= place)):
+            found, size = end, same
+        if size == longest and end <= place:
+            break
+    return found, size
 
 
 class LookupDrafter:
@@ -81,8 +79,10 @@ class LookupDrafter:
 
     def guess(self, row: DraftRow, drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
         """Copy from the most recent match of the longest suffix; see ``Guesser``."""
-        text, behind = row.text, np.array(drafted, dtype=np.int64)
-        place, size = find(text, behind, self._shortest, self._longest)
+        text, context = row.text, row.text[-self._longest :]
+        if drafted:
+            context = np.concatenate((context, np.array(drafted, dtype=np.int64)))
+        place, size = find(text, context, self._shortest, self._longest, len(text))
         if not size:
             return ()
         # What is copied from a source ends with it.

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from outrider.engines.base import IntArray
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import DraftRow
 from outrider.runtime.drafters.chain import ChainDrafter
+from outrider.runtime.drafters.text.lookup import find
 
 
 @dataclass(slots=True)
 class ReferenceState:
-    """A reference, where its n-grams end, and the context's last tokens.
+    """A reference, and the context's last tokens.
 
     Attributes:
-        ends: n-gram -> positions after it, ascending.
-        place: position in the reference behind the last committed match.
+        reference: [n] int64.
+        place: in the reference, behind the last committed match.
     """
 
-    reference: tuple[int, ...]
-    ends: dict[tuple[int, ...], list[int]]
+    reference: IntArray
     suffix: tuple[int, ...] = ()
     place: int = 0
 
@@ -35,27 +37,19 @@ class ReferenceDrafter(ChainDrafter[ReferenceState]):
 
     def __init__(self, config: DraftingConfig) -> None:
         super().__init__(config)
-        self._lengths = range(config.lookup_max_ngram, config.lookup_min_ngram - 1, -1)
+        self._shortest, self._longest = config.lookup_min_ngram, config.lookup_max_ngram
 
     def new_state(self, row: DraftRow) -> ReferenceState:
-        """Return the index of the reference, made once per request."""
-        reference = row.params.reference_tokens
-        ends: dict[tuple[int, ...], list[int]] = {}
-        for length in self._lengths:
-            for end in range(length, len(reference)):
-                ends.setdefault(reference[end - length : end], []).append(end)
-        return ReferenceState(reference=reference, ends=ends)
+        """Return the beginning of the reference."""
+        return ReferenceState(np.array(row.params.reference_tokens, dtype=np.int64))
 
     def push(self, state: ReferenceState, tokens: list[int]) -> None:
         """Follow the committed tokens through the reference."""
-        longest = self._lengths.start
-        for token in tokens[-2 * longest :]:
-            if state.reference[state.place : state.place + 1] == (token,):
+        for token in tokens[-2 * self._longest :]:
+            if state.place < len(state.reference) and state.reference[state.place] == token:
                 state.place += 1
-            state.suffix = (*state.suffix, token)[-longest:]
-            end = self._find(state, state.suffix)
-            if end is not None:
-                state.place = end
+            state.suffix = (*state.suffix, token)[-self._longest :]
+            state.place = self._find(state, state.suffix) or state.place
 
     def end_text(self, state: ReferenceState) -> None:
         """Begin at the reference's beginning: a source is not the answer that quotes it."""
@@ -65,13 +59,10 @@ class ReferenceDrafter(ChainDrafter[ReferenceState]):
         self, state: ReferenceState, drafted: tuple[int, ...], length: int
     ) -> tuple[int, ...]:
         """Copy the tokens that follow the match in the reference."""
-        end = self._find(state, (*state.suffix, *drafted)[-self._lengths.start :])
-        return state.reference[end : end + length] if end is not None else ()
+        end = self._find(state, (*state.suffix, *drafted))
+        return tuple(state.reference[end : end + length].tolist()) if end else ()
 
-    def _find(self, state: ReferenceState, suffix: tuple[int, ...]) -> int | None:
-        """Return the match of the longest suffix at or behind the place, else the last one before it."""
-        for size in self._lengths:
-            ends = state.ends.get(suffix[len(suffix) - size :]) if size <= len(suffix) else None
-            if ends:
-                return next((end for end in ends if end >= state.place), ends[-1])
-        return None
+    def _find(self, state: ReferenceState, context: tuple[int, ...]) -> int:
+        """Return the match of the longest end at or behind the place, else the last one before it; 0 for none."""
+        ids = np.array(context, dtype=np.int64)
+        return find(state.reference, ids, self._shortest, self._longest, state.place)[0]

@@ -1,4 +1,4 @@
-"""What the slots of one beam search hold in one engine's cache, and how texts get there.
+"""What the slots of one beam search hold in the target's cache, and how texts get there.
 
 A slot holds whatever was fed to it last, kept or not. What is to be fed next goes to the slot that begins as it does;
 where two texts begin as the same slot does, one of them gets a copy of it in another slot:
@@ -35,7 +35,7 @@ class Held:
 
 
 class BeamCache:
-    """The slots of one search in one engine.
+    """The slots of one search.
 
     Args:
         engine: shared with others.
@@ -91,25 +91,20 @@ class BeamCache:
         num_behind = max(0, num_tokens - len(self._prompt))
         self._held[member] = Held(num_tokens, tail[:num_behind])
 
-    def place(self, tails: Sequence[Tail], num_wanted: Sequence[int]) -> list[Feed]:
+    def place(self, tails: Sequence[Tail]) -> list[Feed]:
         """Give every text the slot that holds the most of it, copying where two want the same one.
 
         Args:
-            tails: texts behind the prompt, at most one per slot.
-            num_wanted: per text, how many of its last tokens' logits are wanted, at least 1.
+            tails: texts behind the prompt, at most one per slot. The logits of each one's last token are wanted.
 
         Raises:
             EngineError: a slot could not be copied.
         """
-        most = [
-            len(self._prompt) + len(tail) - count
-            for tail, count in zip(tails, num_wanted, strict=True)
-        ]
         members: list[int] = []
         copies: list[tuple[int, int]] = []
         taken: set[int] = set()
         for index, tail in enumerate(tails):
-            shared = [min(most[index], self._num_shared(held, tail)) for held in self._held]
+            shared = [self._num_shared(held, tail) for held in self._held]
             best = max(range(len(shared)), key=lambda m: (shared[m], m not in taken, -m))
             if best in taken:
                 copies.append((index, best))
@@ -118,27 +113,22 @@ class BeamCache:
         free = (member for member in range(len(self.slots)) if member not in taken)
         for index, source in copies:
             members[index] = next(free)
-            length = min(most[index], self._num_shared(self._held[source], tails[index]))
+            length = self._num_shared(self._held[source], tails[index])
             if length:
                 self.engine.move_slot(self.slots[source], self.slots[members[index]], length)
             self.note_fed(members[index], length, self._held[source].tail)
-        return [
-            Feed(self, member, tail, count, most[index])
-            for index, (member, tail, count) in enumerate(
-                zip(members, tails, num_wanted, strict=True)
-            )
-        ]
+        return [Feed(self, member, tail) for member, tail in zip(members, tails, strict=True)]
 
     def pending(self, feed: Feed) -> tuple[int, Tail]:
         """Where the feed goes on, and the tokens still to feed."""
-        start = min(feed.most_held, self._num_shared(self._held[feed.member], feed.tail))
+        start = self._num_shared(self._held[feed.member], feed.tail)
         num_prompt = len(self._prompt)
         if start >= num_prompt:
             return start, feed.tail[start - num_prompt :]
         return start, self._prompt[start:] + feed.tail
 
     def _num_shared(self, held: Held, tail: Tail) -> int:
-        """Leading tokens that a slot has in common with the prompt and ``tail``."""
+        """Leading tokens that a slot has in common with the prompt and ``tail``, whose last token is fed always."""
         low, high = 0, min(len(held.tail), len(tail))
         # Slices compare at C's speed, and mostly all of it is shared.
         if held.tail[:high] == tail[:high]:
@@ -149,7 +139,8 @@ class BeamCache:
                 low = middle
             else:
                 high = middle - 1
-        return min(held.num_tokens, len(self._prompt)) + low
+        num_shared = min(held.num_tokens, len(self._prompt)) + low
+        return min(num_shared, len(self._prompt) + len(tail) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +150,11 @@ class Feed:
     Attributes:
         member: which of the search's slots.
         tail: behind the prompt.
-        num_wanted: of its last tokens the logits are wanted.
-        most_held: tokens before those, which need not be fed where the slot holds them.
     """
 
     cache: BeamCache
     member: int
     tail: Tail
-    num_wanted: int
-    most_held: int
 
 
 def feed_all(
@@ -185,7 +172,7 @@ def feed_all(
         beat: called after every extend but the last, which long arrears take.
 
     Returns:
-        Per feed [num_wanted, V] float32, valid until the next extend.
+        Per feed [V] float32 behind its last token, valid until the next extend.
 
     Raises:
         EngineError: the backend failed; the slots of all searches are undefined.
@@ -197,11 +184,9 @@ def feed_all(
         is_last = all(len(tokens) <= engine.limits.max_extend for _, tokens in pending)
         for feed, (start, tokens) in zip(feeds, pending, strict=True):
             # Long arrears go ahead by themselves, all but what the last extend is for.
-            fed = tokens if is_last else tokens[: -feed.num_wanted][: engine.limits.max_extend]
+            fed = tokens if is_last else tokens[:-1][: engine.limits.max_extend]
             slot = feed.cache.slots[feed.member]
-            spans[slot] = Span(
-                slot=slot, start=start, tokens=fed, num_logits=feed.num_wanted if is_last else 0
-            )
+            spans[slot] = Span(slot=slot, start=start, tokens=fed, num_logits=int(is_last))
             held[slot] = start + len(fed)
         first = min(spans)
         block = [
@@ -213,7 +198,5 @@ def feed_all(
             slot = feed.cache.slots[feed.member]
             feed.cache.note_fed(feed.member, held[slot], feed.tail)
         if is_last:
-            return [
-                logits[feed.cache.slots[feed.member] - first, : feed.num_wanted] for feed in feeds
-            ]
+            return [logits[feed.cache.slots[feed.member] - first, 0] for feed in feeds]
         beat()

@@ -25,7 +25,6 @@ from outrider.runtime.serving.requests.fields import (
     FIELDS,
     MAX_SALT,
     MAX_TOKENS_RULE,
-    NOT_SERVED,
     Models,
     Search,
     given_fields,
@@ -81,8 +80,8 @@ def _check_served(
     field = FIELDS[path]
     if value == (num_results(request) if path == "best_of" else field.default):
         return
-    if not field.is_served:
-        raise UnsupportedOption(path, NOT_SERVED)
+    if field.refusal:
+        raise UnsupportedOption(path, field.refusal)
     if field.search is Search.ONLY and not search:
         raise UnsupportedOption(path, "needs num_beams above 1")
     if field.search is Search.UNTOLD and search:
@@ -169,11 +168,9 @@ def _check_grammar(request: wire.GenerateRequest, search: str, rules: RequestRul
 
 def _check_search(request: wire.GenerateRequest, search: str, rules: RequestRules) -> None:
     """Refuse a search that no server of these slots could run, and what it would have to ignore."""
-    beams, most = beams_of(request), min(rules.limits.max_beams, rules.model.max_beams)
+    beams = beams_of(request)
     assert beams is not None
     check_range("n", beams.num_results, 1, beams.num_beams, f"must be in {{}} with {search}")
-    if beams.width:
-        check_range("speculation.beam_width", beams.width, beams.num_beams, most)
     if beams.stops_early and beams.is_exhaustive:
         raise RequestError("exhaustive_search", "must be left out with early_stopping")
     if request.sampling.temperature != 0.0:

@@ -36,6 +36,7 @@ MAX_SALT = 128
 # Scores are sums / length ** penalty, and a length at most a few thousand: no power overflows.
 LARGEST_PENALTY = 10.0
 NOT_SERVED = "is not supported by this server; leave it out"
+NO_DRAFTED_BEAMS = "beam searches are not drafted any more; leave it out"
 MAX_TOKENS_RULE = "must be in [1, {high}], or 0 with prompt_logprobs or echo"
 
 
@@ -70,14 +71,14 @@ class Field:
         bound: of its values; None where ``checks`` has rules of its own, or the type says it all.
         search: whether it goes with a beam search.
         models: which have it.
-        is_served: False where only the default is.
+        refusal: rule that every value but the default breaks; empty where others are served.
     """
 
     default: Any = None
     bound: Bound | None = None
     search: Search = Search.ANY
     models: Models = Models.ALL
-    is_served: bool = True
+    refusal: str = ""
 
 
 def _least(name: str) -> Range:
@@ -115,7 +116,7 @@ FIELDS: Mapping[str, Field] = {
     "return_provenance": Field(default=False, search=Search.UNTOLD),
     "return_trace": Field(default=False, search=Search.UNTOLD),
     "n": Field(default=1),
-    "best_of": Field(is_served=False),
+    "best_of": Field(refusal=NOT_SERVED),
     "prompt_logprobs": Field(
         bound=_least("max_prompt_logprobs"), search=_SHAPES_DRAWS, models=Models.DECODER_ONLY
     ),
@@ -124,7 +125,7 @@ FIELDS: Mapping[str, Field] = {
     "json_schema": _GRAMMAR,
     "grammar": _GRAMMAR,
     "disable_any_whitespace": Field(default=False),
-    "adapter": Field(default="", is_served=False),
+    "adapter": Field(default="", refusal=NOT_SERVED),
     "num_beams": Field(
         default=1, bound=Range(1, lambda rules: min(rules.limits.max_beams, rules.model.max_beams))
     ),
@@ -181,7 +182,7 @@ FIELDS: Mapping[str, Field] = {
     "speculation.reference": Field(default=""),
     "speculation.adaptive": Field(),
     "speculation.block_verification": Field(),
-    "speculation.beam_width": Field(default=0, search=Search.ONLY),
+    "speculation.beam_width": Field(default=0, refusal=NO_DRAFTED_BEAMS),
     "speculation.branching": Field(default=(), bound=Entries(lambda _: MAX_BRANCHING)),
 }
 """By path."""

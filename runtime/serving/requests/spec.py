@@ -155,7 +155,6 @@ def beams_of(request: wire.GenerateRequest) -> BeamParams | None:
         length_penalty=request.length_penalty if has_penalty else 1.0,
         stops_early=request.early_stopping,
         is_exhaustive=request.exhaustive_search,
-        width=request.speculation.beam_width,
     )
 
 

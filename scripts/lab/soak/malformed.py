@@ -66,7 +66,7 @@ BROKEN = {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.DAT
 LIMITS = RequestLimits()
 MODEL = ServedModel(
     name="soak", vocab_size=512, max_context=256, max_gamma=8, eos_token_ids=(1,),
-    drafters=("model", "lookup", "ngram", "tree", "auto", "none"), guessers=("lookup",),
+    drafters=("model", "lookup", "suffix", "tree", "auto", "none"), guessers=("lookup",),
     can_adapt=True, max_beams=4, max_token_bytes=16,
 )  # fmt: skip
 WITH_ENCODER = replace(

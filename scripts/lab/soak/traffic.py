@@ -129,7 +129,6 @@ def draw_search(palette: Palette, rng: random.Random) -> tuple[dict[str, Any], d
     speculation = {
         "gamma": rng.randint(0, palette.max_gamma),
         "mode": rng.choice(MODES[:2]),
-        "beam_width": rng.randint(num_beams, palette.max_beams),
     }
     options = {
         "num_beams": num_beams,

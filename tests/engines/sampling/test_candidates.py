@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def walked(run):
 
 
 def grown(sampler, draft_row, shape, *, draft_vocab=None, mask_of=None, **changes):
-    """A judge's row of a tree drawn level by level, equal siblings one node."""
+    """A judge's row of a tree drawn level by level."""
     vocab_size = len(draft_row(()))
     tokens, parents, candidates, paths = [], [], [[]], [()]
     level = [(0, ())]
@@ -63,16 +63,13 @@ def grown(sampler, draft_row, shape, *, draft_vocab=None, mask_of=None, **change
             point = CandidateNode(row=row, column=0, node=node, count=count)
             logits = logits_of(draft_row(path))[None, None, :draft_vocab]
             (drawn,) = sampler.propose_children(logits, [point], vocab_size=vocab_size)
-            children = {}
             for token in drawn:
-                if token not in children:
-                    tokens.append(token)
-                    parents.append(node)
-                    candidates.append([])
-                    paths.append((*path, token))
-                    children[token] = len(tokens)
-                    following.append((len(tokens), (*path, token)))
-                candidates[node].append(children[token])
+                tokens.append(token)
+                parents.append(node)
+                candidates.append([])
+                paths.append((*path, token))
+                candidates[node].append(len(tokens))
+                following.append((len(tokens), (*path, token)))
         level = following
     tree = {"parents": tuple(parents), "candidates": tuple(map(tuple, candidates))}
     changes["masks"] = masks_at(mask_of, paths)
@@ -132,23 +129,14 @@ def acceptance(draft, target, count, **changes):
 # --- what is drawn
 
 
-def drawn_law(count, **changes):
+def drawn_law(count):
     """Law of the candidates of one node, in their order."""
 
     def drawn(noise):
-        row = grown(sampler_for(4, noise), lambda _: F1_DRAFT, (count,), **changes)
+        row = grown(sampler_for(4, noise), lambda _: F1_DRAFT, (count,))
         return tuple(row.draft_tokens[child - 1] for child in row.candidates[0])
 
     return walked(drawn)
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_siblings_with_replacement_are_independent(count):
-    expected = {
-        drawn: float(np.prod([F1_DRAFT[t] for t in drawn]))
-        for drawn in product(range(4), repeat=count)
-    }
-    assert distance(drawn_law(count), expected) < MAX_ERROR
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -157,25 +145,18 @@ def test_siblings_without_replacement_have_the_restricted_laws(count):
     for drawn in permutations(range(4), count):
         rows = without_replacement(F1_DRAFT, drawn)
         expected[drawn] = float(np.prod([row[t] for row, t in zip(rows, drawn, strict=True)]))
-    assert distance(drawn_law(count, is_without_replacement=True), expected) < MAX_ERROR
+    assert distance(drawn_law(count), expected) < MAX_ERROR
 
 
 def test_no_more_is_drawn_without_replacement_than_there_is():
     params = SamplingParams(top_k=2)
-    row = grown(
-        sampler_for(4), lambda _: F1_DRAFT, (4,), params=params, is_without_replacement=True
-    )
+    row = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), params=params)
     assert sorted(row.draft_tokens) == [0, 1]
-    repeated = grown(sampler_for(4), lambda _: F1_DRAFT, (4,), params=params)
-    assert len(repeated.candidates[0]) == 4
 
 
-def test_a_draft_row_that_is_not_finite_offers_token_0_once_or_repeated():
-    for is_without, expected in ((True, (1,)), (False, (1, 1, 1))):
-        row = grown(
-            sampler_for(4), lambda _: np.full(4, np.nan), (3,), is_without_replacement=is_without
-        )
-        assert (tuple(row.draft_tokens), row.candidates[0]) == ((0,), expected)
+def test_a_draft_row_that_is_not_finite_offers_token_0():
+    row = grown(sampler_for(4), lambda _: np.full(4, np.nan), (3,))
+    assert (tuple(row.draft_tokens), row.candidates[0]) == ((0,), (1,))
 
 
 def test_every_candidate_and_coin_has_an_address_of_its_own():
@@ -224,20 +205,14 @@ def test_numbers_of_siblings_differ_in_every_part_of_their_address():
 # --- what is kept
 
 
-@pytest.mark.parametrize(
-    ("count", "is_without", "expected"),
-    [(1, False, 0.8), (2, False, 0.9), (2, True, 29 / 30), (3, False, 0.95), (3, True, 0.98)],
-)
-def test_acceptance_of_the_four_token_pair(count, is_without, expected):  # T19
-    found = acceptance(F1_DRAFT, F1_TARGET, count, is_without_replacement=is_without)
+@pytest.mark.parametrize(("count", "expected"), [(1, 0.8), (2, 29 / 30), (3, 0.98)])
+def test_acceptance_of_the_four_token_pair(count, expected):  # T19
+    found = acceptance(F1_DRAFT, F1_TARGET, count)
     assert found == pytest.approx(expected, abs=MAX_ERROR)
 
 
-@pytest.mark.parametrize("is_without", [False, True])
-def test_the_four_token_pair_gives_the_target(is_without):  # T19, T20
-    probs = round_law(
-        lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), is_without_replacement=is_without
-    )
+def test_the_four_token_pair_gives_the_target():  # T19, T20
+    probs = round_law(lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,))
     first = [sum(m for run, m in probs.items() if run[0] == token) for token in range(4)]
     assert first == pytest.approx(F1_TARGET.tolist(), abs=MAX_ERROR)
 
@@ -251,21 +226,15 @@ def wide_target(prefix):
     return 0.7 * random_row_of(32, 3)(prefix) + 0.1
 
 
-def test_a_tree_of_distinct_siblings_gives_the_target():
-    assert_is_targets(narrow_draft, wide_target, (2, 1), is_without_replacement=True)
-
-
-def test_a_tree_of_repeated_siblings_gives_the_target():
-    draft, target = random_row_of(5, 2), random_row_of(6, 2)
-    assert_is_targets(draft, lambda prefix: 0.7 * target(prefix) + 0.15, (2, 1))
+def test_a_tree_gives_the_target():
+    assert_is_targets(narrow_draft, wide_target, (2, 1))
 
 
 TOP = {"top_k": {"top_k": 2}, "top_p": {"top_p": 0.7}}
 
 
-@pytest.mark.parametrize("is_without", [False, True])
 @pytest.mark.parametrize("top", TOP)
-def test_truncated_rows_have_the_truncated_laws(top, is_without):
+def test_truncated_rows_have_the_truncated_laws(top):
     """Laws of few ids, and laws with zeros."""
 
     def kept(prefix):
@@ -281,7 +250,6 @@ def test_truncated_rows_have_the_truncated_laws(top, is_without):
         (2,),
         expected=kept,
         params=SamplingParams(**TOP[top]),
-        is_without_replacement=is_without,
     )
 
 
@@ -299,14 +267,12 @@ def test_penalties_and_temperature_follow_each_nodes_own_path():
     )
 
 
-@pytest.mark.parametrize("is_without", [False, True])
-def test_no_token_of_a_lenient_tree_exceeds_its_bound(is_without):
+def test_no_token_of_a_lenient_tree_exceeds_its_bound():
     kept = []
     for lenience in (1.0, 0.5):
         probs = round_law(
-            lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), mode=LENIENT, lenience=lenience,
-            is_without_replacement=is_without,
-        )  # fmt: skip
+            lambda _: F1_DRAFT, lambda _: F1_TARGET, (2,), mode=LENIENT, lenience=lenience
+        )
         first = np.array([sum(m for r, m in probs.items() if r[0] == t) for t in range(4)])
         assert (first <= F1_TARGET / lenience + MAX_ERROR).all()
         if lenience == 1.0:
@@ -327,7 +293,7 @@ def test_lenience_1_is_bit_for_bit_the_exact_mode():
 
 def test_a_smaller_draft_vocabulary_offers_what_it_has():
     sampler = sampler_for(4)
-    row = grown(sampler, lambda _: F1_DRAFT, (4,), draft_vocab=2, is_without_replacement=True)
+    row = grown(sampler, lambda _: F1_DRAFT, (4,), draft_vocab=2)
     assert sorted(row.draft_tokens) == [0, 1]
     verdict = judge(sampler, logits_of([F1_TARGET] * 3)[None], [row])[0]
     assert verdict.next_token is not None
@@ -362,7 +328,7 @@ def test_rows_of_one_batch_are_judged_as_each_alone():
 
 def test_logprobs_follow_the_kept_path_and_choices_the_nodes():
     sampler = sampler_for(4)
-    row = grown(sampler, lambda _: F1_DRAFT, (4, 1), is_without_replacement=True, seed=2)
+    row = grown(sampler, lambda _: F1_DRAFT, (4, 1), seed=2)
     row = replace(row, num_logprobs=1, num_choices=1)
     logits = np.random.default_rng(1).normal(size=(1, 9, 4)).astype(np.float32)
     verdict = judge(sampler, logits, [row])[0]
@@ -376,7 +342,7 @@ def test_logprobs_follow_the_kept_path_and_choices_the_nodes():
 
 def test_rows_that_are_not_finite_matter_on_the_path_alone():
     sampler = sampler_for(4)
-    row = grown(sampler, lambda _: F1_DRAFT, (4,), is_without_replacement=True)
+    row = grown(sampler, lambda _: F1_DRAFT, (4,))
     logits = np.full((1, 5, 4), -20.0, dtype=np.float32)
     logits[0, :, 2] = 20.0
     kept = row.draft_tokens.index(2) + 1
@@ -394,8 +360,8 @@ def test_equal_rows_leave_the_target_behind_and_say_so():
         def of_sibling(self, seed, *, purpose, position, round_start, node, index):
             return 0.5 if purpose is Purpose.CANDIDATE else 1.0
 
-    _, verdict = one_round(lambda _: F1_TARGET, lambda _: F1_TARGET, (2,), Ones())
-    assert (verdict.path, verdict.num_fallbacks) == ((), 2)
+    _, verdict = one_round(lambda _: F1_TARGET, lambda _: F1_TARGET, (1,), Ones())
+    assert (verdict.path, verdict.num_fallbacks) == ((), 1)
     assert verdict.next_token is not None
 
 
@@ -405,6 +371,6 @@ def test_a_coin_of_zero_does_not_keep_an_impossible_candidate():
             return 0.0
 
     impossible = np.array([0.0, 0.4, 0.3, 0.3])
-    row, verdict = one_round(lambda _: F1_DRAFT, lambda _: impossible, (2,), Zeros())
-    assert (tuple(row.draft_tokens), row.candidates[0], verdict.path) == ((0,), (1, 1), ())
+    row, verdict = one_round(lambda _: F1_DRAFT, lambda _: impossible, (1,), Zeros())
+    assert (tuple(row.draft_tokens), row.candidates[0], verdict.path) == ((0,), (1,), ())
     assert verdict.next_token != 0

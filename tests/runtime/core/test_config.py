@@ -46,7 +46,6 @@ def test_a_value_out_of_range_is_refused_by_name(key: str, value: object) -> Non
         ("lookup_min_ngram", 0),
         ("lookup_max_ngram", 1),
         ("datastore_max_match", 1),
-        ("ngram_order", 0),
         ("min_prob", 1.5),
         ("min_prob", float("nan")),
         ("suffix_factor", 0.0),

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from outrider.runtime.core.drafting import DraftingConfig, parse_settings, setting_names
+from outrider.runtime.core.drafting import (
+    GONE_SETTINGS,
+    DraftingConfig,
+    parse_settings,
+    setting_names,
+)
 from outrider.runtime.core.errors import ConfigError
 
 
@@ -15,6 +20,13 @@ def test_settings_have_the_kind_of_their_default() -> None:
     config = DraftingConfig(**found)
     assert (config.draft_lenience, config.draft_window, config.harvests_rejected) == (1.0, 4, False)
     assert parse_settings([]) == {}
+
+
+@pytest.mark.parametrize("name", GONE_SETTINGS)
+def test_a_setting_that_is_gone_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: is gone since 0.3: .*; leave it out"):
+        parse_settings(["pool_size=4", f"{name}=4"])
+    assert name not in setting_names()
 
 
 def test_every_switch_of_ouroboros_is_a_setting() -> None:

@@ -15,13 +15,12 @@ from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.tree import leading_chain, preorder
 from outrider.runtime.drafters.base import LEAST_NODE_PROB, Draft, DrafterParts, least_prob
 from outrider.runtime.drafters.branches import Budget, as_draft, grow
-from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, write_datastore
 from outrider.runtime.loop.tree_prices import node_cost
 
-from tests.runtime.drafters.rows import outcome, row
+from tests.runtime.drafters.rows import row
 from tests.runtime.gamma.test_controller import table
 
 LAW = {0: [(1, 0.6, 1), (2, 0.4, 2)], 1: [(3, 1.0, 3), (4, 0.0, 4)], 2: [(5, 0.5, 5)]}
@@ -167,42 +166,3 @@ def test_a_suffix_tree_holds_what_else_followed_the_match() -> None:
     # The request's own text: 6 followed 1 2 twice, 7 once, its own end is no occurrence.
     own = tree(drafter, [1, 2, 6, 1, 2, 6, 1, 2, 7, 1, 2], gamma=1, key="d")
     assert own.tokens == (6, 7)
-
-
-# --- token recycling
-
-
-def test_the_hand_example_of_recycling_as_a_tree() -> None:
-    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2, min_node_prob=0.01))
-    successors = drafter._successors.of("s")
-    successors.learn(5, (6, 7))
-    successors.learn(6, (8, 9))
-    # The template {first, second, first of the first}.
-    assert paths(tree(drafter, [5], scope="s", max_nodes=3, gamma=2)) == {(6,), (7,), (6, 8)}
-    assert tree(drafter, [4], scope="s", key="b") == Draft(tokens=())
-    # 6, 9 was right. Every fed token is rewritten, the rejected 7 and 8 too.
-    told = replace(
-        outcome([5, 6, 9], (6, 7, 8), 1, ((6, 3), (9, 1), (1, 2), (2, 4)), num_fed=1, scope="s"),
-        parents=(0, 0, 1),
-        path=(1,),
-    )
-    drafter.observe([told])
-    assert successors.after == {5: (6, 3), 6: (9, 1), 7: (1, 2), 8: (2, 4)}
-
-
-def test_ranks_that_proved_right_open_first() -> None:
-    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2, min_node_prob=0.01))
-    successors = drafter._successors.of("s")
-    choices = [(1, 2, 3), (3, 1, 2)]
-    for number in range(12):
-        # What was third becomes first each time.
-        successors.learn(5, choices[number % 2])
-        choices = [tuple(choices[1][at] for at in (0, 1, 2)), (choices[1][2], *choices[1][:2])]
-    known = successors.after[5]
-    found = tree(drafter, [5], scope="s", max_nodes=2, gamma=1)
-    assert known[0] in found.tokens
-    shares = {token: share for token, share, _ in successors.followers(5)}
-    assert sum(shares.values()) <= 1.0
-    # A successor named twice is one child.
-    successors.learn(7, (8, 8, 9))
-    assert [token for token, *_ in successors.followers(7)] == [8, 9]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.engines.base import BundleError
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.drafters.phrases.recycling import RecyclingDrafter
 from outrider.runtime.drafters.scopes import Scoped
 from outrider.runtime.drafters.text import automaton_loops as loops
 from outrider.runtime.drafters.text.automaton import ROOT, SuffixAutomaton
 from outrider.runtime.drafters.text.automaton_loops import MAX_CANDIDATES
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter, continuations
 from outrider.runtime.drafters.text.history import AnswerHistory
-from outrider.runtime.drafters.text.ngram import CorpusTable, NgramDrafter, NgramTable
+from outrider.runtime.drafters.text.lookup import find
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, sort_suffixes, write_datastore
@@ -33,6 +31,25 @@ TEXTS = st.lists(st.integers(0, 2), max_size=40)
 
 def reference() -> ReferenceDrafter:
     return ReferenceDrafter(DraftingConfig(lookup_min_ngram=2, lookup_max_ngram=4))
+
+
+@given(TEXTS, st.lists(st.integers(0, 2), max_size=8), st.integers(0, 40))
+def test_a_match_is_the_one_a_plain_search_finds(
+    text: list[int], context: list[int], place: int
+) -> None:
+    """Of the longest end the first place at or behind the given one, else the last."""
+    expected = (0, 0)
+    for size in range(4, 0, -1):
+        ends = [
+            end
+            for end in range(size, len(text))
+            if size <= len(context) and text[end - size : end] == context[-size:]
+        ]
+        if ends:
+            expected = next((end for end in ends if end >= place), ends[-1]), size
+            break
+    ids, behind = (np.array(one, dtype=np.int64) for one in (text, context))
+    assert find(ids, behind, 1, 4, place) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,56 +70,6 @@ def test_a_reference_is_quoted_from_where_the_context_is(history, quoted, expect
     for length in range(1, len(history)):
         draft(drafter, history[:length], reference_tokens=quoted)
     assert draft(drafter, history, reference_tokens=quoted) == expected
-
-
-# --- n-grams
-
-
-def test_the_hand_example_of_counts_drafts_the_likeliest_token() -> None:
-    """After a: b three times, c once; an unseen context backs off, an empty table drafts not."""
-    a, b, c = 0, 1, 2
-    drafter = NgramDrafter(order=2, min_prob=0.0)
-    assert draft(drafter, [a, b, a, b, a, c, a, b, a], gamma=1) == (b,)
-    table = NgramTable(2, 100)
-    table.push([a, b, a, b, a, c, a, b, a])
-    assert table.best((a,)) == (b, 0.75)
-    assert table.best((7,)) is None
-    assert draft(NgramDrafter(order=2, min_prob=0.0), [5, 5, 5, 7], gamma=1) == (5,)
-    assert draft(NgramDrafter(order=2, min_prob=0.0), [5], gamma=1) == (5,)
-    assert NgramDrafter(order=2, min_prob=0.0).extend(NgramTable(2, 9), (), 4) == ()
-
-
-@given(TEXTS, st.integers(1, 3))
-def test_counts_are_those_of_the_text(text: list[int], order: int) -> None:
-    table = NgramTable(order, 10_000)
-    for token in text:
-        table.push([token])
-    store = CorpusTable(np.array([*text, 3], dtype=np.int64), order=order, vocab_size=3)
-    for size in range(order):
-        counts: dict[tuple[int, ...], Counter[int]] = {}
-        for end in range(size, len(text)):
-            counts.setdefault(tuple(text[end - size : end]), Counter())[text[end]] += 1
-        for context, following in counts.items():
-            greatest = max(following.values())
-            token = min(t for t, n in following.items() if n == greatest)
-            expected = (token, greatest / following.total())
-            assert table.best(context) == pytest.approx(expected)
-            assert store.best(context) == pytest.approx(expected)
-
-
-def test_a_chain_of_counts_stops_where_it_is_unsure() -> None:
-    text = [0, 1, 2, 0, 1, 2, 0, 1, 3, 0, 1]
-    for min_prob, expected in ((0.7, ()), (0.6, (2, 0, 1)), (0.4, (2, 0, 1, 2, 0, 1))):
-        assert draft(NgramDrafter(order=3, min_prob=min_prob), text) == expected
-    # 3 then 7 was never seen, and backing off to 7 alone costs 0.4.
-    assert draft(NgramDrafter(order=3, min_prob=0.5), [7, 1, 7, 1, 3, 7]) == ()
-    assert draft(NgramDrafter(order=3, min_prob=0.4), [7, 1, 7, 1, 3, 7], gamma=1) == (1,)
-
-
-def test_a_table_of_counts_is_bounded() -> None:
-    table = NgramTable(3, 5)
-    table.push(list(range(100)))
-    assert len(table) == 5
 
 
 # --- datastore (REST)
@@ -342,35 +309,6 @@ def test_the_history_of_answers_is_bounded_and_survives_being_rebuilt() -> None:
     assert len(history) == 50
 
 
-# --- token recycling
-
-
-def test_the_hand_example_of_token_recycling() -> None:
-    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.0, max_scopes=2))
-    successors = drafter._successors.of("s")
-    successors.learn(5, (6, 7))
-    successors.learn(6, (8, 9))
-    assert draft(drafter, [5], scope="s") == (6, 8)
-    assert draft(drafter, [4], scope="s", key="b") == ()
-    # Target: 6 after 5, 9 after 6. Every fed token is rewritten, the rejected one too.
-    choices = ((6, 3), (9, 1), (2, 4))
-    drafter.observe([outcome([5, 6, 9], (6, 8), 1, choices, num_fed=1, scope="s")])
-    assert successors.after == {5: (6, 3), 6: (9, 1), 8: (2, 4)}
-
-
-def test_recycled_chains_stop_where_successors_were_unstable() -> None:
-    drafter = RecyclingDrafter(DraftingConfig(min_prob=0.3, max_scopes=2))
-    successors = drafter._successors.of("s")
-    for _ in range(9):
-        successors.learn(5, (6,))
-    successors.learn(6, (7,))
-    successors.learn(7, (8,))
-    assert draft(drafter, [5], scope="s") == (6, 7)
-    for first in (1, 2, 3, 4, 1):
-        successors.learn(5, (first,))
-    assert draft(drafter, [5], scope="s", key="b") == ()
-
-
 # --- scopes, and contexts beyond what is committed
 
 
@@ -389,7 +327,6 @@ def test_scopes_are_bounded_and_separate() -> None:
 
 def drafters(tmp_path: Path) -> list[object]:
     return [
-        NgramDrafter(order=3, min_prob=0.0),
         DatastoreDrafter(
             DraftingConfig(lookup_min_ngram=2, datastore_max_match=8),
             store_of(tmp_path, [0, 1, 2, 3, 4, 5, 6]),

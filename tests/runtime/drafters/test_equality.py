@@ -21,12 +21,11 @@ PROMPTS = ((1, 2, 3), (3,), (0, 1, 2, 3, 0, 1, 2, 3, 1), (2, 2), (1, 0, 3, 2, 1,
 COMPOSED = (
     "model/lookup",
     "model/phrases",
-    "model/recycling",
-    "model/suffix+ngram",
+    "model/suffix+lookup",
     "suffix:6+model:2",
     "lookup+datastore+model",
     "tree+suffix",
-    "recycling+ouroboros",
+    "suffix+ouroboros",
 )
 NAMES = (*(name for name in REGISTRY if name != "none"), *COMPOSED)
 

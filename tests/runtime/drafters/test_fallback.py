@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import Draft, DraftRow
-from outrider.runtime.drafters.fallback import FallbackDrafter
+from outrider.runtime.drafters.compose import FallbackDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 
 from tests.runtime.drafters.rows import row

@@ -11,8 +11,8 @@ import pytest
 from outrider.engines.base import EngineError, Source
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.runtime.drafters.base import Draft, DraftRow
-from outrider.runtime.drafters.guarded import CountingEngine, GuardedDrafter, held_to
 from outrider.runtime.drafters.model.model import ModelDrafter
+from outrider.runtime.drafters.registry import CountingEngine, GuardedDrafter, held_to
 
 from tests.runtime.drafters.rows import row
 from tests.runtime.drafters.test_registry import documented_example, install

@@ -7,11 +7,11 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from outrider.runtime.core.drafting import Part, check_drafter, parse_drafter
+from outrider.runtime.core.drafting import GONE, Part, check_drafter, parse_drafter, without_gone
 from outrider.runtime.core.errors import ConfigError, RequestError
 from outrider.runtime.drafters.base import DrafterCapabilities
 from outrider.runtime.drafters.compose import MAX_COMPOSED
-from outrider.runtime.drafters.registry import REGISTRY
+from outrider.runtime.drafters.registry import DRAFTER_NAMES, REGISTRY, tuned_drafter
 from outrider.runtime.drafters.text.lookup import LookupDrafter
 from outrider.runtime.gamma.acceptance import MOST_GROUPS
 
@@ -169,15 +169,51 @@ def test_a_name_outside_the_grammar_is_refused(name: str) -> None:
 
 
 def test_a_name_says_how_much_each_part_proposes() -> None:
-    parts = parse_drafter("suffix:12+model/lookup:3+ngram")
-    assert parts == (Part("suffix", None, 12), Part("model", "lookup", 3), Part("ngram"))
-    assert "+".join(map(str, parts)) == "suffix:12+model/lookup:3+ngram"
+    parts = parse_drafter("suffix:12+model/lookup:3+datastore")
+    assert parts == (Part("suffix", None, 12), Part("model", "lookup", 3), Part("datastore"))
+    assert "+".join(map(str, parts)) == "suffix:12+model/lookup:3+datastore"
 
 
 @pytest.mark.parametrize("name", ["psychic", "lookup+psychic", "lookup/model", "model/model"])
 def test_a_drafter_the_server_lacks_is_refused(name: str) -> None:
     with pytest.raises(RequestError):
         check_drafter(name, ["model", "lookup"], ["lookup"])
+
+
+@pytest.mark.parametrize(("gone", "left"), GONE.items())
+def test_a_drafter_that_is_gone_is_refused_with_what_replaces_it(gone: str, left: str) -> None:
+    assert left in REGISTRY and gone not in REGISTRY
+    known = DRAFTER_NAMES
+    for name in (gone, f"{gone}:3", f"model+{gone}", f"model/{gone}:2+lookup"):
+        with pytest.raises(RequestError, match=f"{gone} is gone since 0.3: use {left}"):
+            check_drafter(name, known, known)
+        with pytest.raises(ConfigError, match=f"default_drafter: .* use {left}"):
+            Harness("F3", default_drafter=name)
+        with pytest.raises(ConfigError, match=f"auto_drafters: .* use {left}"):
+            Harness("F3", auto_drafters=("model", name))
+        check_drafter(without_gone(name), known, known)
+    # Another package may take the name.
+    check_drafter(f"model/{gone}+{gone}", (*known, gone), (*known, gone))
+
+
+@pytest.mark.parametrize(
+    ("tuned", "current"),
+    [
+        ("model", "model"),
+        ("suffix:3+model", "suffix:3+model"),
+        ("recycling", "suffix"),
+        ("model/recycling+recycling:4", "model/suffix+suffix:4"),
+        ("recycling:2+suffix", "suffix"),
+        ("ngram+recycling+bigram:9", "suffix+lookup:9"),
+        ("recyclings", "recyclings"),
+    ],
+)
+def test_a_bundle_tuned_to_a_drafter_that_is_gone_has_what_replaces_it(
+    tuned: str, current: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert tuned_drafter(tuned) == current
+    assert [one.levelname for one in caplog.records] == ["WARNING"] * (tuned != current)
+    assert all(tuned in one.message and current in one.message for one in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -209,15 +245,15 @@ def test_without_a_draft_model_a_chain_is_what_remains_of_it() -> None:
 
 def test_nothing_is_kept_of_a_request_that_ended() -> None:
     harness = Harness("F3")
-    for index, name in enumerate(("ngram", "model/ngram", "reference", "ngram+reference")):
+    for index, name in enumerate(("suffix", "model/suffix", "reference", "suffix+reference")):
         harness.submit(str(index), [1, 2, 3, 1, 2], drafter=name, gamma=3)
-    harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="ngram", gamma=3, max_tokens=50)
+    harness.submit("cancelled", [1, 2, 3, 1, 2], drafter="suffix", gamma=3, max_tokens=50)
     for _ in range(3):
         harness.worker.run_step()
-    assert harness.worker._parts.drafters["ngram"]._states
+    assert harness.worker._parts.drafters["suffix"]._states
     harness.worker.cancel("internal-cancelled", RuntimeError())
     harness.run()
-    for name in ("ngram", "reference"):
+    for name in ("suffix", "reference"):
         assert not harness.worker._parts.drafters[name]._states
         assert not harness.worker._parts.drafters[name]._num_seen
 
@@ -225,7 +261,7 @@ def test_nothing_is_kept_of_a_request_that_ended() -> None:
 def test_names_that_callers_compose_do_not_pile_up() -> None:
     harness = Harness("F3", costs=table(c=0.1), max_queued=1000)
     single = [name for name in harness.worker.drafter_names if name != "none"]
-    names = ["+".join(parts) for parts in permutations(single, 3)]
+    names = ["+".join(parts) for parts in permutations(single, 4)]
     assert len(names) > 2 * MAX_COMPOSED
     for name in names[: 2 * MAX_COMPOSED]:
         harness.submit(name, drafter=name, max_tokens=3)

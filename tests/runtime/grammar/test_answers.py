@@ -260,7 +260,7 @@ def test_a_draft_that_follows_the_form_is_not_cut() -> None:
 
 def test_trees_stand_behind_what_was_forced() -> None:
     """And both together are no larger than the engine takes."""
-    for drafter in ("lookahead", "recycling", "tree"):
+    for drafter in ("lookahead", "suffix", "tree"):
         harness = check_answers(drafter, GREEDY, NO_DATASTORE, max_tree_nodes=8)
         reports = [harness.finished(f"4-{index}").report for index in range(len(GRAMMARS))]
         assert sum(report.num_forced for report in reports) > 5

@@ -408,7 +408,7 @@ def test_trees_are_verified_on_the_device_and_judged_on_the_host(
     )
     asked = [
         request(f"tree-{drafter}", length, drafter=drafter, temperature=0.0, gamma=4)
-        for drafter, length in (("recycling", 3), ("lookahead", 12), ("model", 50))
+        for drafter, length in (("suffix", 3), ("lookahead", 12), ("model", 50))
     ]
     assert with_trees.answers(asked) == host.answers(
         [replace(one, speculation=SpeculationParams(drafter="none")) for one in asked]

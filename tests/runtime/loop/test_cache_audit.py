@@ -32,7 +32,7 @@ REQUESTS = (
     ("ouroboros", {"gamma": 6, "window": 3, "phrase_length": 3}, 0.0, MAX_ACCEPT, False, 1),
     ("lookahead", {"gamma": 5, "window": 3, "phrase_length": 2}, 0.0, MAX_ACCEPT, False, 1),
     ("tree", {"gamma": 4, "branching": (3, 2)}, 1.0, MAX_ACCEPT, True, 1),
-    ("recycling", {"gamma": 5}, 1.0, ExactnessMode.SEED_STABLE, False, 1),
+    ("suffix", {"gamma": 5}, 1.0, ExactnessMode.SEED_STABLE, False, 1),
     ("model", {"gamma": 4}, 1.0, MAX_ACCEPT, True, 3),
     ("suffix+model", {"gamma": 8}, 0.7, ExactnessMode.SEED_STABLE, False, 1),
     ("model/phrases", {"gamma": 5}, 1.0, MAX_ACCEPT, False, 1),

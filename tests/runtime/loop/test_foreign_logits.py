@@ -61,7 +61,7 @@ LAWS = (
     SamplingParams(top_k=3),
     SamplingParams(top_p=0.9, frequency_penalty=0.3),
 )
-DRAFTERS = ("model", "tree", "recycling", "model/lookup", "ouroboros")
+DRAFTERS = ("model", "tree", "phrases", "model/lookup", "ouroboros")
 MODES = (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE)
 
 

@@ -53,7 +53,9 @@ def served(
     harness.run()
 
 
-@pytest.mark.parametrize("drafter", ["model", "lookup", "ngram", "model/lookup", "phrases", "none"])
+@pytest.mark.parametrize(
+    "drafter", ["model", "lookup", "suffix", "model/lookup", "phrases", "none"]
+)
 @pytest.mark.parametrize(("temperature", "mode"), MODES)
 @pytest.mark.parametrize("bad_from", [2, 3, 6])
 def test_the_guilty_request_ends_alone_and_no_other_token_changes(

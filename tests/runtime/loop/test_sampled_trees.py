@@ -13,9 +13,8 @@ from tests.runtime.drafters.rows import row
 WHOLE = Draft(
     tokens=(1, 2, 3),
     parents=(0, 1, 0),
-    candidates=((1, 3, 1), (2,), (), ()),
+    candidates=((1, 3), (2,), (), ()),
     is_sampled=True,
-    is_without_replacement=False,
 )
 
 
@@ -47,3 +46,15 @@ def test_a_tree_that_is_cut_or_not_trusted_is_of_point_masses(
 def test_offers_that_are_no_children_are_the_drafters_fault() -> None:
     with pytest.raises(ValueError, match="offers of node 0"):
         checked(replace(WHOLE, candidates=((1,), (2,), (), ())))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "candidates"),
+    [((1, 2, 3), ((1, 3, 1), (2,), (), ())), ((1, 2, 1), ((1, 3), (2,), (), ()))],
+)
+def test_a_sibling_that_is_offered_twice_is_the_drafters_fault(
+    tokens: tuple[int, ...], candidates: tuple[tuple[int, ...], ...]
+) -> None:
+    """Drawn without replacement, the second would be kept always: its probability is none."""
+    with pytest.raises(ValueError, match="must differ"):
+        checked(replace(WHOLE, tokens=tokens, candidates=candidates))

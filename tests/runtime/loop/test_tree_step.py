@@ -326,7 +326,7 @@ def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
         factory._wants_trees(
             ServeOptions(device="cuda:0", config=ServerConfig(default_drafter=name))
         )
-        for name in ("model", "tree", "lookup+suffix:4", "model/recycling", "auto")
+        for name in ("model", "tree", "lookup+suffix:4", "model/phrases", "auto")
     ]
     # There the graphs of trees hold the weights once more.
     assert on_cuda == [False, True, True, True, False]

@@ -419,7 +419,7 @@ def test_no_spelling_gets_a_failing_drafter_another_try() -> None:
         "model:1",
         "model:2",
         "model+lookup",
-        "ngram:1+model:2+none",
+        "suffix:1+model:2+none",
         "model",
     )
     reasons = []

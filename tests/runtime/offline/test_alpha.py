@@ -9,10 +9,9 @@ from outrider.engines.base import Engine, Span
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_engine
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import Prompt
-from outrider.runtime.drafters.base import DrafterParts
-from outrider.runtime.drafters.text.ngram import UnigramDrafter
+from outrider.runtime.drafters.base import DraftRow
+from outrider.runtime.drafters.chain import ChainDrafter
 from outrider.runtime.offline.alpha import Text, kept_of_token, measure_alphas, probs_of, text_of
 from outrider.runtime.oracle.analysis import lenient_acceptance
 from outrider.runtime.oracle.sampling import adjusted_probs
@@ -77,13 +76,22 @@ def test_alpha_is_the_mean_of_the_oracle_over_all_positions(engines: Engines, te
     assert row.alpha == row.lenient[1.0] < 1.0
 
 
+class Unigram(ChainDrafter[list[int]]):
+    """Proposes the most frequent token, of equally frequent ones the least: a baseline of the paper."""
+
+    def new_state(self, row: DraftRow) -> list[int]:
+        return []
+
+    def push(self, state: list[int], tokens: list[int]) -> None:
+        state += tokens
+
+    def extend(self, state: list[int], drafted: tuple[int, ...], length: int) -> tuple[int, ...]:
+        return (min(set(state), key=lambda token: (-state.count(token), token)),)
+
+
 def test_a_drafter_without_a_model_is_a_point_mass_at_every_position(engines: Engines):
     target = engines[0]
-    parts = DrafterParts(
-        draft=None, sampler=None, vocab_size=512, chunk=64, config=DraftingConfig(min_prob=0.0)
-    )
-    unigram = UnigramDrafter.from_parts(parts)
-    (row,) = measured(target, None, 1.0, {"unigram": unigram})
+    (row,) = measured(target, None, 1.0, {"unigram": Unigram()})
     params, none = SamplingParams(), np.zeros(0, dtype=np.int64)
     kept = []
     for tokens, num_prompt in ((TOKENS, NUM_PROMPT), (TOKENS[2:], 1)):

@@ -40,7 +40,7 @@ def analysed(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
         app,
         [
             *("analyze", str(tiny_bundle), "--prompts", str(prompts), "--out", str(folder / "out")),
-            *("--drafters", "model,unigram,model/lookup", "--gammas", "1,3", "--max-tokens", "6"),
+            *("--drafters", "model,lookup,model/lookup", "--gammas", "1,3", "--max-tokens", "6"),
             *("--rounds", "1", "--leniences", "1,0.3", "--costs", str(folder / "costs"), "--quick"),
         ],
     )
@@ -63,7 +63,7 @@ def found(analysed: Path) -> dict:
 
 def test_every_drafter_gamma_and_temperature_has_its_row(found: dict):
     cells = {(row["drafter"], row["temperature"], row["gamma"]) for row in found["speeds"]}
-    names = ("model", "unigram", "model/lookup")
+    names = ("model", "lookup", "model/lookup")
     assert cells == {(name, t, gamma) for name in names for t in (0.0, 1.0) for gamma in (1, 3)}
     alphas = {(row["drafter"], row["temperature"]) for row in found["alphas"]}
     # A cascade has no law of one token.

@@ -282,6 +282,21 @@ def test_what_the_operator_left_open_the_bundle_decides(leaves: tuple[bool, bool
     assert line is None or ("a test" in line and ("gamma 3" in line) == gamma)
 
 
+@pytest.mark.parametrize(
+    ("tuned", "served"),
+    [("ngram", "suffix"), ("recycling:2+suffix+model:3", "suffix+model:3"), ("lookup", "lookup")],
+)
+def test_a_bundle_tuned_to_a_drafter_that_is_gone_is_served_with_another(
+    tuned: str, served: str, caplog: pytest.LogCaptureFixture
+):
+    config, line = with_bundle_defaults(
+        ServerConfig(), replace(TUNED, drafter=tuned), leaves_drafter=True, leaves_gamma=True
+    )
+    assert (config.default_drafter, config.default_gamma) == (served, 3)
+    assert f"drafter {served}" in line
+    assert ("is gone since 0.3" in caplog.text) is (tuned != served)
+
+
 def test_phrases_of_the_bundle_reach_the_drafters():
     tuned = replace(TUNED, drafter="ouroboros", gamma=None, phrase_length=6, num_phrases=2)
     config, line = with_bundle_defaults(

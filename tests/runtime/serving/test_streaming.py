@@ -203,7 +203,7 @@ async def test_drafter_parameters_are_refused_by_name(
         {"drafter": "model/phrases", "phrase_length": 2},
         {"drafter": "ouroboros", "phrase_length": 3, "num_phrases": 2, "window": 4},
         {"drafter": "lookahead", "phrase_length": 3, "num_phrases": 2, "window": 3},
-        {"drafter": "reference+suffix+ngram+recycling"},
+        {"drafter": "reference+suffix+lookup+phrases"},
     ],
 )
 async def test_a_drafter_is_asked_for_over_the_wire(start, speculation: dict[str, object]) -> None:

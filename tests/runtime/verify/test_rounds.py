@@ -81,7 +81,7 @@ def test_a_block_judge_that_leaves_its_rule_fails(monkeypatch, bench, old, new):
 
 
 def test_sequences_of_every_way_to_draft_have_the_targets_distribution(bench, drafts):
-    assert len(drafts) == 6
+    assert len(drafts) == 5
     for name, draft in drafts.items():
         assert bench.check_sequences(name, SEVERE, draft).p_value > 1e-3, name
 
@@ -103,8 +103,7 @@ def test_sequences_of_every_way_to_draft_have_the_targets_distribution(bench, dr
             "drawn != row.draft_tokens[index]", "index == 0 and drawn == row.draft_tokens[0]",
         ),
         ("tree of point masses", tree_judge, "for node in self.path]", "for node in self.path[1:]]"),
-        ("tree, different candidates", candidates, "if is_without_replacement else probs", "if False else probs"),
-        ("tree, independent candidates", candidates, "if is_without_replacement else probs", "if True else probs"),
+        ("tree of candidates", candidates, "left = without(probs, tokens, scratch)", "left = probs"),
     ],
 )  # fmt: skip
 def test_a_judge_that_leaves_the_target_fails(monkeypatch, bench, drafts, way, module, old, new):

@@ -168,16 +168,14 @@ def test_a_mask_acts_as_logits_banned_before_anything_else():
         check_masks_are_banned_logits(seed, CounterNoise())
 
 
-@pytest.mark.parametrize("is_without", [False, True])
 @pytest.mark.parametrize("mode", [MAX_ACCEPT, LENIENT, SEED_STABLE, "greedy", "point masses"])
-def test_the_mask_of_a_trees_node_acts_as_logits_banned_there(mode, is_without):
-    check_trees(mode, is_without)
+def test_the_mask_of_a_trees_node_acts_as_logits_banned_there(mode):
+    check_trees(mode)
 
 
-def check_trees(mode, is_without):
+def check_trees(mode):
     """Trees of depth 2, their children drawn from column 1."""
     options = {"mode": mode if isinstance(mode, ExactnessMode) else MAX_ACCEPT, "lenience": 0.6}
-    options["is_without_replacement"] = is_without
     options["params"] = SamplingParams(presence_penalty=0.7, top_p=0.9)
     if mode == "greedy":
         options["params"] = SamplingParams(temperature=0.0, presence_penalty=0.7)
@@ -215,7 +213,7 @@ def test_children_are_drawn_under_the_mask_of_their_column():
     sampler = sampler_for(V)
     masks = np.stack([HALF((0,)), HALF(())])
     for column, allowed in ((0, {1, 3, 5}), (1, {0, 2, 4})):
-        row = row_for((), masks=masks, is_without_replacement=True)
+        row = row_for((), masks=masks)
         logits = np.zeros((1, 2, V), dtype=np.float32)
         point = CandidateNode(row=row, column=column, node=0, count=V)
         assert set(sampler.propose_children(logits, [point], vocab_size=V)[0]) == allowed
@@ -318,16 +316,8 @@ def test_a_masked_lenient_round_has_the_oracles_law():
     assert distance(found, expected) < MAX_ERROR
 
 
-@pytest.mark.parametrize("is_without", [False, True])
-def test_a_masked_tree_has_the_law_of_the_masked_target(is_without):
-    test_candidates.assert_is_targets(
-        DRAFT,
-        TARGET,
-        (2, 1),
-        legal(TARGET, FEW),
-        mask_of=FEW,
-        is_without_replacement=is_without,
-    )
+def test_a_masked_tree_has_the_law_of_the_masked_target():
+    test_candidates.assert_is_targets(DRAFT, TARGET, (2, 1), legal(TARGET, FEW), mask_of=FEW)
 
 
 def test_lenient_greedy_keeps_no_token_that_may_not_follow():

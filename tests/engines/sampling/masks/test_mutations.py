@@ -125,8 +125,8 @@ MUTANTS = {
 }
 KILLERS = {
     "chains": tests.check_chains,
-    "trees": lambda: tests.check_trees(tests.MAX_ACCEPT, is_without=True),
-    "matched trees": lambda: tests.check_trees("point masses", is_without=True),
+    "trees": lambda: tests.check_trees(tests.MAX_ACCEPT),
+    "matched trees": lambda: tests.check_trees("point masses"),
     "columns": tests.test_children_are_drawn_under_the_mask_of_their_column,
     "truncated": lambda: tests.test_a_mask_comes_before_everything_else({"top_k": 2}),
     "ratio": lambda: tests.test_a_mask_comes_before_everything_else({"temperature": 0.5}),

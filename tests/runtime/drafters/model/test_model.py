@@ -197,7 +197,7 @@ def test_caps_are_kept_where_parts_are_missing() -> None:
     assert drafters.usable("psychic:2+lookup:5+model:3") == "lookup:5+model:3"
     assert drafters.without("lookup:5+model:3", {"lookup"}) == "model:3"
     assert drafters.without("lookup:5", {"lookup"}) is None
-    assert drafters.without_model("lookup:5+model:3+ngram") == "lookup:5+ngram"
+    assert drafters.without_model("lookup:5+model:3+suffix") == "lookup:5+suffix"
     assert drafters.members("lookup:5+model:3") == drafters.members("lookup+model")
 
 

@@ -80,7 +80,7 @@ def test_a_tree_branches_as_configured_and_goes_on_as_chains() -> None:
     drafter, engine = drafter_over(branching=(3, 2))
     (draft,) = drafter.propose([a_row()], [0])
     assert shape_of(draft) == [3, 6, 6]
-    assert draft.is_sampled and draft.is_without_replacement
+    assert draft.is_sampled
     assert len(engine.calls) == 3
     assert [len(call[0].tokens) for call in engine.calls] == [3, 4, 10]
     # The path of first children stands first, and was fed but for its last token.
@@ -106,17 +106,14 @@ def test_the_budget_of_nodes_is_never_exceeded(budget: int, expected: list[int])
         assert shape_of(draft) == expected
 
 
-def test_equal_siblings_are_one_node_offered_as_often_as_drawn() -> None:
+def test_no_sibling_is_offered_twice() -> None:
     def two(_: tuple[int, ...]) -> np.ndarray:
         return np.where(np.arange(V) < 2, 0.0, -np.inf).astype(np.float32)
 
-    drafter, _ = drafter_over(two, branching=(6,), draws_with_replacement=True)
+    drafter, _ = drafter_over(two, branching=(6,))
     (draft,) = drafter.propose([a_row(gamma=1)], [0])
     assert sorted(draft.tokens) == [0, 1]
-    assert len(draft.candidates[0]) == 6 and set(draft.candidates[0]) == {1, 2}
-    distinct, _ = drafter_over(two, branching=(6,))
-    (draft,) = distinct.propose([a_row(gamma=1)], [0])
-    assert len(draft.candidates[0]) == 2
+    assert draft.candidates[0] == (1, 2)
 
 
 def test_nothing_follows_an_end_token() -> None:
@@ -183,13 +180,13 @@ def logits_from(table: np.ndarray):
     return lambda prefix: logits[prefix[-1]]
 
 
-def answer(noise, params: SpeculationParams, config: DraftingConfig) -> tuple[int, ...]:
+def answer(noise, params: SpeculationParams) -> tuple[int, ...]:
     bounds = replace(limits(3), max_tree_nodes=8, max_batch=1)
     worker = Worker(
         target=ScriptedEngine(logits_from(TABLE), bounds),
         draft=ScriptedEngine(logits_from(DRAFT), bounds),
         sampler=CpuSampler(max_batch=1, max_gamma=8, vocab_size=3, noise=noise),
-        config=ServerConfig(prefill_chunk=16, drafting=config),
+        config=ServerConfig(prefill_chunk=16),
         max_gamma=8,
         decoder=LetterDecoder(),
     )
@@ -202,12 +199,9 @@ def answer(noise, params: SpeculationParams, config: DraftingConfig) -> tuple[in
     return tuple(t.token for e in events if isinstance(e, Progressed) for t in e.tokens)
 
 
-@pytest.mark.parametrize("repeats", [False, True])
-def test_answers_have_the_targets_law(repeats: bool) -> None:
+def test_answers_have_the_targets_law() -> None:
     params = SpeculationParams(drafter="tree", gamma=1, branching=(2,))
-    found = walked(
-        lambda noise: answer(noise, params, DraftingConfig(draws_with_replacement=repeats))
-    )
+    found = walked(lambda noise: answer(noise, params))
     expected = sequence_probs(lambda prefix: TABLE[prefix[-1] if prefix else 1], NUM_TOKENS)
     assert distance(found, expected) < 1e-6
 
@@ -292,7 +286,7 @@ def test_a_draft_model_without_trees_does_not_offer_it() -> None:
 
 
 def test_the_shape_is_set_as_numbers_with_commas() -> None:
-    found = parse_settings(["branching=4,2,1", "draws_with_replacement=true"])
+    found = parse_settings(["branching=4,2,1"])
     assert DraftingConfig(**found).branching == (4, 2, 1)
     with pytest.raises(ConfigError, match="branching"):
         parse_settings(["branching=4,x"])

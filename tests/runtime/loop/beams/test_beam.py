@@ -1,4 +1,4 @@
-"""Beam search: that of an independent implementation, and the same with any draft; small laws, many of them tied."""
+"""Beam search: that of an independent implementation; small laws, many of them tied."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from outrider.engines.sampling.base import Continuations
 from outrider.runtime.loop.beams.beam import (
-    BeamDraft,
     BeamRules,
     BeamState,
     Hypothesis,
     advance,
-    chains_over,
     ranked,
-    search,
 )
 
 from tests.runtime.oracle.laws import random_row_of
@@ -104,26 +101,13 @@ def likeliest(row, count):
     return Continuations(tokens=ids, log_probs=row[ids])
 
 
-def draft_beams(state, draft_row, rules, *, width, gamma):
-    draft = BeamDraft(state, rules, width=width, gamma=gamma)
-    while draft.is_growing:
-        draft.grow([every(draft_row(one.tokens)) for one in draft.beams])
-    return draft.wanted
-
-
-def speculated(target_row, draft_row, rules, *, width, gamma):
-    """The finished hypotheses, and the passes of the target that it took."""
-    state, num_passes = BeamState(), 0
+def searched(row_of, rules):
+    """The finished hypotheses."""
+    state = BeamState()
     while not state.is_over:
-        wanted = draft_beams(state, draft_row, rules, width=width, gamma=gamma)
-        assert len(wanted) <= len(state.live) + width * gamma
-        assert len(set(wanted)) == len(wanted)
-        table = {tokens: likeliest(target_row(tokens), rules.row_size) for tokens in wanted}
-        state, used = search(state, table.get, rules)
-        assert used, "every pass is good for a step"
-        assert set(used) <= set(wanted)
-        num_passes += 1
-    return [(one.tokens, one.log_prob) for one in state.finished], num_passes
+        rows = [likeliest(row_of(one.tokens), rules.row_size) for one in state.live]
+        state = advance(state, rows, rules)
+    return [(one.tokens, one.log_prob) for one in state.finished]
 
 
 @pytest.mark.parametrize("params", LAWS)
@@ -131,22 +115,7 @@ def speculated(target_row, draft_row, rules, *, width, gamma):
 def test_the_search_is_the_independent_ones(params, seed):
     row_of = LAWS[params](seed)
     for rules in GRID:
-        found, _ = speculated(row_of, row_of, rules, width=1, gamma=0)
-        assert found == plain(row_of, rules), rules
-
-
-@pytest.mark.parametrize("params", LAWS)
-@pytest.mark.parametrize("draft", ["same", "tied", "other"])
-def test_a_draft_changes_nothing(params, draft):  # T34
-    row_of = LAWS[params](1)
-    draft_of = {"same": row_of, "tied": LAWS["tied"](9), "other": LAWS["zeros"](9)}[draft]
-    for rules in GRID:
-        expected = plain(row_of, rules)
-        for extra, gamma in product((0, 2), (1, 2, 6)):
-            width = rules.num_beams + extra
-            found, num_passes = speculated(row_of, draft_of, rules, width=width, gamma=gamma)
-            assert found == expected, (rules, width, gamma)
-            assert num_passes <= rules.max_tokens
+        assert searched(row_of, rules) == plain(row_of, rules), rules
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -160,7 +129,7 @@ def test_a_beam_as_wide_as_the_tree_finds_the_best_of_all_answers(seed):
             length_penalty=penalty,
             is_exhaustive=True,
         )
-        found, _ = speculated(row_of, row_of, rules, width=81, gamma=1)
+        found = searched(row_of, rules)
         answers = {}
         for tokens in product(range(3), repeat=4):
             length = tokens.index(END) + 1 if END in tokens else 4
@@ -181,29 +150,7 @@ def greedy(row_of, max_tokens):
 def test_one_beam_that_stops_early_is_greedy_decoding(params):  # T34
     row_of = LAWS[params](3)
     rules = BeamRules(num_beams=1, max_tokens=6, end_tokens=frozenset({END}), stops_early=True)
-    found, _ = speculated(row_of, LAWS["tied"](5), rules, width=1, gamma=3)
-    assert found[0][0] == greedy(row_of, 6)
-
-
-@pytest.mark.parametrize(("gamma", "num_passes"), [(0, 6), (1, 3), (2, 2), (5, 1), (9, 1)])
-def test_a_draft_like_the_target_saves_passes(gamma, num_passes):
-    row_of = LAWS["random"](2)
-    rules = BeamRules(num_beams=2, max_tokens=6)
-    assert speculated(row_of, row_of, rules, width=2, gamma=gamma)[1] == num_passes
-
-
-def test_wider_drafts_never_need_more_passes_of_the_first_round():
-    """top_w of the target within top_u of the draft, and so one step more."""
-    target, draft = LAWS["random"](1), LAWS["random"](4)
-    rules = BeamRules(num_beams=2, max_tokens=6)
-
-    def num_steps(width):
-        wanted = draft_beams(BeamState(), draft, rules, width=width, gamma=1)
-        state, _ = search(BeamState(), {t: every(target(t)) for t in wanted}.get, rules)
-        return len(state.live[0].tokens)
-
-    assert num_steps(3) == 2
-    assert [num_steps(width) for width in (2, 3)] == sorted(num_steps(width) for width in (2, 3))
+    assert searched(row_of, rules)[0][0] == greedy(row_of, 6)
 
 
 def test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first():  # T34
@@ -269,42 +216,6 @@ def test_what_cannot_be_continued_is_over():
     assert after.finished == ()
 
 
-def test_nothing_is_drafted_behind_the_last_token():
-    rules = BeamRules(num_beams=1, max_tokens=3)
-    wanted = draft_beams(BeamState(), LAWS["random"](1), rules, width=1, gamma=8)
-    assert max(len(tokens) for tokens in wanted) == 2
-
-
-def test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step_and_rank():
-    live = [(0,), (1,)]
-    first, second = [(1, 5), (1, 6), (0, 7)], [(1, 6, 8), (1, 5, 9), (0, 7, 3)]
-    wanted = [*live, *first, *second]
-    assert chains_over(wanted, 2, 2, 3) == [(0, 7, 3), (1, 5, 9)]
-    assert chains_over(wanted, 2, 3, 3) == [(0, 7, 3), (1, 5, 9), (1, 6, 8)]
-    assert chains_over(wanted, 2, 9, 3) == chains_over(wanted, 2, 3, 3)
-    assert chains_over(live, 2, 4, 2) == live
-
-
-def test_chains_never_go_on_behind_what_they_do_not_cover():
-    wanted = [(0,), (0, 1), (0, 2), (0, 2, 3)]
-    assert chains_over(wanted, 1, 1, 2) == [(0, 1)]
-    assert chains_over(wanted, 1, 2, 2) == [(0, 1), (0, 2, 3)]
-
-
-def test_what_would_live_has_a_chain_before_what_would_not():
-    """One beam, drafted two wide: the second of the first step waits for the best of the second."""
-    wanted = [(), (1,), (2,), (1, 1), (1, 2), (1, 1, 1), (2, 2)]
-    assert chains_over(wanted, 1, 1, 1) == [(1, 1, 1)]
-    assert chains_over(wanted, 1, 2, 1) == [(1, 1, 1), (2, 2)]
-    assert chains_over(wanted, 1, 3, 1) == [(1, 1, 1), (2, 2), (1, 2)]
-
-
-def test_what_would_live_behind_what_would_not_is_fed_with_it():
-    wanted = [(), (1,), (2,), (2, 1), (1, 1)]
-    assert chains_over(wanted, 1, 2, 1) == [(1, 1), (2, 1)]
-    assert chains_over(wanted, 1, 9, 1) == [(1, 1), (2, 1)]
-
-
 @pytest.mark.parametrize("params", LAWS)
 def test_forced_tokens_count_in_the_length_as_if_they_were_drawn(params):
     """Of a law that draws two tokens surely first, the search finds what one that is told of them finds behind them."""
@@ -317,6 +228,4 @@ def test_forced_tokens_count_in_the_length_as_if_they_were_drawn(params):
         longer = replace(rules, max_tokens=rules.max_tokens + 2)
         expected = [(tokens[2:], total) for tokens, total in plain(forced_row_of, longer)]
         told = replace(rules, num_forced=2)
-        for gamma in (0, 2):
-            found, _ = speculated(row_of, row_of, told, width=rules.num_beams, gamma=gamma)
-            assert found == expected, rules
+        assert searched(row_of, told) == expected, rules

@@ -40,46 +40,44 @@ def filled(slots: Sequence[int] = (1, 2, 3)) -> tuple[Counting, BeamCache]:
     return engine, cache
 
 
-def feed(cache: BeamCache, tails: Sequence[Tail], num_wanted: Sequence[int]) -> None:
+def feed(cache: BeamCache, tails: Sequence[Tail]) -> None:
     """Place and feed, and hold every row against the text's own."""
     lengths = dict(zip(cache.slots, cache.lengths, strict=True))
-    feeds = cache.place(tails, num_wanted)
+    feeds = cache.place(tails)
     lengths = dict(zip(cache.slots, cache.lengths, strict=True))
     found = feed_all(cache.engine, feeds, lengths)
     assert len({one.member for one in feeds}) == len(tails)
-    for rows, tail, count in zip(found, tails, num_wanted, strict=True):
-        text = PROMPT + tail
-        expected = [TARGET(text[:end]) for end in range(len(text) - count + 1, len(text) + 1)]
-        np.testing.assert_array_equal(rows, expected)
+    for row, tail in zip(found, tails, strict=True):
+        np.testing.assert_array_equal(row, TARGET(PROMPT + tail))
 
 
 def test_children_of_one_parent_copy_it_and_feed_one_token_each() -> None:
     engine, cache = filled()
-    feed(cache, [()], [1])
+    feed(cache, [()])
     assert (engine.num_fed, engine.num_copied) == (1, 0)
-    feed(cache, [(4,), (5,), (0,)], [1, 1, 1])
+    feed(cache, [(4,), (5,), (0,)])
     assert (engine.num_fed, engine.num_copied) == (4, 2)
-    feed(cache, [(5, 1), (4, 2), (0, 3)], [1, 1, 1])
+    feed(cache, [(5, 1), (4, 2), (0, 3)])
     assert (engine.num_fed, engine.num_copied) == (7, 2), "in place, in any order"
-    feed(cache, [(4, 2, 1), (4, 2, 2), (5, 1, 0)], [1, 1, 1])
+    feed(cache, [(4, 2, 1), (4, 2, 2), (5, 1, 0)])
     assert (engine.num_fed, engine.num_copied) == (10, 3)
 
 
 def test_what_was_fed_and_not_kept_is_used_where_it_fits() -> None:
     engine, cache = filled()
-    feed(cache, [(4, 1, 2), (5,)], [4, 2])
+    feed(cache, [(4, 1, 2), (5,)])
     engine.num_fed = 0
-    feed(cache, [(4, 1, 2, 0), (4, 1, 5)], [2, 1])
-    assert engine.num_fed == 2 + 1, "a row that is wanted again is fed again"
+    feed(cache, [(4, 1, 2), (4, 1, 5)])
+    assert engine.num_fed == 1 + 1, "a row that is wanted again is fed again"
     assert engine.num_copied == 2
 
 
 def test_slots_between_those_fed_keep_what_they_hold() -> None:
     engine, cache = filled()
-    feed(cache, [(4,), (5,), (0,)], [1, 1, 1])
-    feed(cache, [(4, 1), (0, 1)], [1, 1])
+    feed(cache, [(4,), (5,), (0,)])
+    feed(cache, [(4, 1), (0, 1)])
     engine.num_fed = 0
-    feed(cache, [(5, 2)], [1])
+    feed(cache, [(5, 2)])
     assert engine.num_fed == 1
 
 
@@ -87,9 +85,9 @@ def test_arrears_longer_than_a_span_are_fed_in_pieces() -> None:
     engine, cache = filled()
     rng = np.random.default_rng(0)
     long = tuple(int(token) for token in rng.integers(0, V, 37))
-    feed(cache, [long, (4,)], [3, 1])
+    feed(cache, [long, (4,)])
     assert engine.num_extends == 1 + 5
-    feed(cache, [(*long, 1), (4, 4), long[:20]], [2, 1, 8])
+    feed(cache, [(*long, 1), (4, 4), long[:20]])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -105,7 +103,7 @@ def test_any_texts_in_any_order_have_their_own_rows(seed: int) -> None:
             tail = (*kept, *(int(t) for t in rng.integers(0, V, rng.integers(0, 3))))
             tails.append(tail)
         tails = [tail[:60] for tail in dict.fromkeys(tails)]
-        feed(cache, tails, [int(rng.integers(1, min(4, len(tail) + 1) + 1)) for tail in tails])
+        feed(cache, tails)
         if rng.random() < 0.1:
             cache.forget()
             engine.trim([])
@@ -122,6 +120,6 @@ def test_a_slot_that_cannot_be_copied_is_told() -> None:
             raise EngineError("cannot move")
 
     cache = BeamCache(Immovable(TARGET, LIMITS), PROMPT, [0, 1])
-    feed(cache, [()], [1])
+    feed(cache, [()])
     with pytest.raises(EngineError, match="cannot move"):
-        cache.place([(4,), (5,)], [1, 1])
+        cache.place([(4,), (5,)])

@@ -9,14 +9,9 @@ import tests.runtime.loop.beams.test_beam as tests_of_beams
 from tests.mutants import assert_caught
 
 MUTANTS = {
-    "a step without all rows": (
-        "if len(known) < len(rows):",
-        "if not known:",
-        "draft",
-    ),
     "a step too few ranked": (
-        "return width + len(live) * len(rules.end_tokens)",
-        "return width",
+        "return rules.num_beams + len(live) * len(rules.end_tokens)",
+        "return rules.num_beams",
         "search",
     ),
     "every ending finishes": ("elif rank < width:", "else:", "ending"),
@@ -57,24 +52,8 @@ MUTANTS = {
     "impossible continuations": ("[sums[order] > -np.inf]", "", "over"),
     "sums begin anew": ("one.log_prob + row", "row", "search"),
     "rows too short": ("self.num_beams + len(self.end_tokens)", "self.num_beams - 1", "search"),
-    "the draft without its own sums": (
-        "self.beams = list(state.live)",
-        "self.beams = list(state.live[:1])",
-        "draft",
-    ),
-    "a live hypothesis without a chain": (
-        "ends = list(wanted[:num_live])",
-        "ends = list(wanted[:1])",
-        "chains",
-    ),
-    "what would live comes last": ("(*likely, *others)", "(*others, *likely)", "live"),
-    "parents are fed twice": ("range(1, len(tokens) + 1)", "[len(tokens)]", "late"),
-    "chains that do not grow": ("if index is not None:", "if False:", "gap"),
-    "more chains than rows": ("len(ends) < num_chains", "True", "chains"),
-    "drafting beyond the end": ("rules.max_tokens - 1 -", "rules.max_tokens + 9 -", "last"),
 }
 KILLERS = {
-    "draft": lambda: tests_of_beams.test_a_draft_changes_nothing("random", "other"),
     "search": lambda: tests_of_beams.test_the_search_is_the_independent_ones("random", 0),
     "ending": tests_of_beams.test_an_end_below_the_beams_is_not_finished,
     "equal": tests_of_beams.test_a_finished_hypothesis_is_beaten_only_by_more,
@@ -83,14 +62,9 @@ KILLERS = {
     "ties": tests_of_beams.test_of_equal_sums_the_higher_hypothesis_and_then_the_lower_token_ranks_first,
     "present": tests_of_beams.test_a_search_that_is_not_exhaustive_looks_at_the_present_length_only,
     "over": tests_of_beams.test_what_cannot_be_continued_is_over,
-    "chains": tests_of_beams.test_each_live_hypothesis_has_a_chain_and_what_is_drafted_goes_along_by_step_and_rank,
-    "gap": tests_of_beams.test_chains_never_go_on_behind_what_they_do_not_cover,
-    "live": tests_of_beams.test_what_would_live_has_a_chain_before_what_would_not,
-    "late": tests_of_beams.test_what_would_live_behind_what_would_not_is_fed_with_it,
     "forced": lambda: tests_of_beams.test_forced_tokens_count_in_the_length_as_if_they_were_drawn(
         "random"
     ),
-    "last": tests_of_beams.test_nothing_is_drafted_behind_the_last_token,
 }
 
 

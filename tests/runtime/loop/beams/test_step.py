@@ -1,4 +1,4 @@
-"""Beam searches served: the plain search's answer with any draft, beside any neighbours; all slots are given back."""
+"""Beam searches served: the plain search's answer, beside any neighbours; all slots are given back."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from itertools import product
 
 import numpy as np
 import pytest
-from outrider.engines.base import EngineError, EngineLimits, FloatArray
+from outrider.engines.base import EngineError, FloatArray
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import SamplingParams
-from outrider.runtime.core.config import BreakerConfig
 from outrider.runtime.core.errors import Cancelled, RequestError
 from outrider.runtime.core.events import Finished, FinishReason
 from outrider.runtime.core.params import BeamParams
@@ -82,64 +81,36 @@ def all_of(num_beams: int, **options: object) -> BeamParams:
     return BeamParams(num_beams=num_beams, num_results=num_beams, **options)
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4])
-def test_the_answer_is_the_plain_searchs_whatever_is_drafted(draft: str, num_beams: int) -> None:
-    harness = harness_of(draft)
+def test_the_answer_is_the_plain_searchs(num_beams: int) -> None:
+    harness = harness_of()
     for ends, penalty, stopping in product(
         ((), (END,), (4, END)), (1.0, -0.5), ({}, {"stops_early": True}, {"is_exhaustive": True})
     ):
         beams = all_of(num_beams, length_penalty=penalty, **stopping)
         expected = oracle((1, 2, 3), beams, 9, ends)
-        for gamma in (0, 1, 2, 4):
-            name = f"{ends} {penalty} {stopping} {gamma}"
-            harness.submit(name, beams=beams, gamma=gamma, max_tokens=9, end_tokens=ends)
-            harness.run()
-            assert_answer(harness.finished(name), expected)
+        name = f"{ends} {penalty} {stopping}"
+        harness.submit(name, beams=beams, max_tokens=9, end_tokens=ends)
+        harness.run()
+        assert_answer(harness.finished(name), expected)
     harness.check_is_idle()
 
 
-def test_speculation_changes_no_bit_and_saves_passes() -> None:
+def test_a_search_is_not_drafted_for_whatever_is_asked() -> None:
     found = []
-    for gamma in (0, 1, 2, 3, 4):
-        harness = harness_of("same")
-        harness.submit("a", beams=all_of(2), gamma=gamma, max_tokens=20)
-        harness.run()
-        found.append(harness.finished("a"))
+    for options in ({}, {"gamma": 4}, {"gamma": 4, "drafter": "model"}):
+        for width in (0, 5):
+            harness = harness_of()
+            harness.submit("a", beams=all_of(2, width=width), max_tokens=20, **options)
+            harness.worker.run_step()
+            assert harness.worker.snapshot().num_free_slots == 4
+            harness.run()
+            found.append(harness.finished("a"))
+            assert harness.draft.num_extends == 0
     assert all(one.beams == found[0].beams for one in found)
-    passes = [one.report.num_steps for one in found]
-    assert passes[0] == 20
-    assert passes[4] < passes[1] < 20
-    assert found[0].report.off_reason == "DISABLED"
-    assert found[4].report.num_accepted == 20 - passes[4]
-    assert found[4].report.tokens_per_step == 20 / passes[4]
-    assert found[4].report.num_drafted >= found[4].report.num_accepted > 0
-
-
-@pytest.mark.parametrize("num_beams", [2, 3])
-def test_a_wider_draft_changes_no_bit_and_saves_passes(num_beams: int) -> None:
-    found = {}
-    for width in (num_beams, num_beams + 1, 6):
-        harness = harness_of("same")
-        beams = all_of(num_beams, width=width)
-        harness.submit("a", beams=beams, gamma=4, max_tokens=20)
-        harness.worker.run_step()
-        assert harness.worker.snapshot().num_free_slots == 6 - width
-        harness.run()
-        found[width] = harness.finished("a")
-        assert_answer(found[width], oracle((1, 2, 3), beams, 20))
-    assert found[6].beams == found[num_beams].beams
-    assert found[6].report.num_steps < found[num_beams].report.num_steps
-
-
-def test_a_search_that_is_not_drafted_for_holds_no_wider_than_it_needs() -> None:
-    harness = harness_of()
-    harness.submit("a", beams=all_of(2, width=5), gamma=0, max_tokens=9)
-    harness.submit("b", beams=all_of(2, width=3), max_tokens=9)
-    harness.worker.run_step()
-    assert harness.worker.snapshot().num_free_slots == 2
-    harness.run()
-    assert harness.finished("b").report.off_reason == "DISABLED"
+    for report in (one.report for one in found):
+        assert (report.off_reason, report.num_steps, report.num_drafted) == ("DISABLED", 20, 0)
+        assert report.tokens_per_step == 1.0
 
 
 def test_searches_and_drawn_answers_share_a_server_and_change_nothing_of_each_other() -> None:
@@ -155,9 +126,7 @@ def test_searches_and_drawn_answers_share_a_server_and_change_nothing_of_each_ot
             "seed": index,
         }
         if index % 3:
-            options["beams"] = all_of(
-                1 + index % 4, length_penalty=float(index % 2), width=(0, 6)[index % 4 == 1]
-            )
+            options["beams"] = all_of(1 + index % 4, length_penalty=float(index % 2))
         else:
             options["temperature"] = float(index % 2)
         requests[str(index)] = options
@@ -291,28 +260,6 @@ def test_a_deadline_ends_a_search() -> None:
     harness.check_is_idle()
 
 
-def test_a_failing_draft_model_costs_no_answer() -> None:
-    harness = harness_of()
-    harness.submit("a", beams=all_of(3), gamma=3, max_tokens=9)
-    harness.submit("b", (2, 2), beams=all_of(2), gamma=2, max_tokens=9)
-    for _ in range(3):
-        harness.worker.run_step()
-    harness.draft.fail_at(harness.draft.num_extends)
-    harness.run()
-    assert_answer(harness.finished("a"), oracle((1, 2, 3), all_of(3), 9))
-    assert_answer(harness.finished("b"), oracle((2, 2), all_of(2), 9))
-    assert harness.finished("a").report.off_reason == "DEGRADED"
-
-
-def test_a_draft_model_that_cannot_be_fed_the_prompt_costs_no_answer() -> None:
-    harness = harness_of()
-    harness.draft.fail_at(0)
-    harness.submit("a", (1,) * 7, beams=all_of(3), gamma=3, max_tokens=5)
-    harness.run()
-    assert_answer(harness.finished("a"), oracle((1,) * 7, all_of(3), 5))
-    assert harness.finished("a").report.off_reason == "DEGRADED"
-
-
 def test_a_target_that_fails_once_changes_no_answer() -> None:
     harness = harness_of(max_batch=6)
     harness.submit("search", (1,), beams=all_of(2), gamma=0, max_tokens=9)
@@ -334,7 +281,8 @@ def test_a_target_that_fails_once_changes_no_answer() -> None:
 def test_a_row_that_is_not_finite_ends_its_search_alone() -> None:
     def broken(prefix: tuple[int, ...]) -> FloatArray:
         row = TARGET(prefix)
-        if prefix[0] == 4 and len(prefix) > 4:
+        # Behind one of the two that live, and not behind the other.
+        if prefix[0] == 4 and len(prefix) == 5 and prefix[-1] % 2:
             row[2] = np.nan
         return row
 
@@ -365,49 +313,6 @@ def test_a_slot_that_cannot_be_copied_ends_its_search_alone() -> None:
     assert harness.error("bad").reason == "ENGINE_FAILED"
     assert_answer(harness.finished("good"), oracle((1, 2, 3), all_of(2), 9))
     harness.check_is_idle()
-
-
-def test_without_a_draft_model_a_search_is_plain() -> None:
-    harness = harness_of(None)
-    harness.submit("a", beams=all_of(2), gamma=3, max_tokens=7)
-    harness.run()
-    assert_answer(harness.finished("a"), oracle((1, 2, 3), all_of(2), 7))
-    assert harness.finished("a").report.off_reason == "NO_DRAFT"
-
-
-@pytest.mark.parametrize("room", [(20, V), (96, 4)])
-def test_a_draft_model_with_less_room_or_fewer_tokens_drafts_what_it_can(
-    room: tuple[int, int],
-) -> None:
-    max_context, vocab_size = room
-    bounds = limits(V, max_batch=6)
-    small = EngineLimits(max_batch=6, max_context=max_context, max_extend=16, vocab_size=vocab_size)
-    draft = ScriptedEngine(lambda prefix: TARGET(prefix)[:vocab_size], small)
-    harness = Harness("F4", max_batch=6, target=ScriptedEngine(TARGET, bounds), draft=draft)
-    harness.submit("short", (1, 2, 3), beams=all_of(3), gamma=3, max_tokens=30)
-    harness.submit("long", (1, 2) * 15, beams=all_of(3), gamma=3, max_tokens=5)
-    harness.submit("other", (5, 2), beams=all_of(3), gamma=3, max_tokens=5)
-    harness.run()
-    assert_answer(harness.finished("short"), oracle((1, 2, 3), all_of(3), 30))
-    assert_answer(harness.finished("long"), oracle((1, 2) * 15, all_of(3), 5))
-    assert_answer(harness.finished("other"), oracle((5, 2), all_of(3), 5))
-    assert harness.finished("short").report.num_drafted > 0
-    assert (harness.finished("long").report.num_drafted > 0) == (max_context == 96)
-    assert (harness.finished("other").report.num_drafted > 0) == (vocab_size == V)
-    assert all(harness.finished(n).report.off_reason is None for n in ("short", "long", "other"))
-
-
-def test_a_draft_model_that_keeps_failing_is_left_alone_by_searches_too() -> None:
-    harness = harness_of(breaker=BreakerConfig(max_failures=1, first_pause_s=9.0))
-    harness.draft.fail_at(*range(100))
-    reasons = []
-    for name in ("1", "2"):
-        harness.submit(name, beams=all_of(2), gamma=2, max_tokens=5)
-        harness.run()
-        assert_answer(harness.finished(name), oracle((1, 2, 3), all_of(2), 5))
-        reasons.append(harness.finished(name).report.off_reason)
-    assert reasons == ["DEGRADED", "DRAFTER_PAUSED"]
-    assert harness.draft.num_extends == 1
 
 
 def test_stopping_ends_searches_that_run_and_that_wait() -> None:

@@ -17,7 +17,6 @@ import tests.runtime.loop.beams.test_cache as cache_tests
 import tests.runtime.loop.beams.test_step as beam_tests
 from tests.engines.sampling import test_continuations as row_tests
 from tests.mutants import assert_caught
-from tests.runtime.markov import limits
 
 
 def crowded() -> None:
@@ -27,19 +26,9 @@ def crowded() -> None:
 KILLERS = {
     "crowded": crowded,
     "moves": beam_tests.test_a_search_is_told_from_its_neighbours_when_rows_move,
-    "passes": beam_tests.test_speculation_changes_no_bit_and_saves_passes,
     "text": beam_tests.test_the_best_results_come_with_text_scores_and_counts,
-    "room": lambda: beam_tests.test_a_draft_model_with_less_room_or_fewer_tokens_drafts_what_it_can(
-        (20, beam_tests.V)
-    ),
-    "tokens": lambda: (
-        beam_tests.test_a_draft_model_with_less_room_or_fewer_tokens_drafts_what_it_can(
-            (limits(beam_tests.V).max_context, 4)
-        )
-    ),
     "finite": beam_tests.test_a_row_that_is_not_finite_ends_its_search_alone,
     "target": (beam_tests.test_a_target_that_fails_once_changes_no_answer),
-    "draft": beam_tests.test_a_failing_draft_model_costs_no_answer,
     "copies": cache_tests.test_children_of_one_parent_copy_it_and_feed_one_token_each,
     "kept": cache_tests.test_what_was_fed_and_not_kept_is_used_where_it_fits,
     "between": cache_tests.test_slots_between_those_fed_keep_what_they_hold,
@@ -76,13 +65,13 @@ MUTANTS = {
     ),
     "a row that is wanted again is not fed": (
         beam_cache,
-        "start = min(feed.most_held, self._num_shared(self._held[feed.member], feed.tail))",
-        "start = self._num_shared(self._held[feed.member], feed.tail)",
+        "return min(num_shared, len(self._prompt) + len(tail) - 1)",
+        "return num_shared",
         "kept",
     ),
     "arrears with the rest": (
         beam_cache,
-        "tokens[: -feed.num_wanted][: engine.limits.max_extend]",
+        "tokens[:-1][: engine.limits.max_extend]",
         "tokens",
         "arrears",
     ),
@@ -92,23 +81,21 @@ MUTANTS = {
         "start=0, tokens=()",
         "between",
     ),
-    "rows of the token before": (
-        beams,
-        "first = len(feed.tail) - feed.num_wanted + 1",
-        "first = len(feed.tail) - feed.num_wanted",
-        "passes",
+    "a row that is not finite is no row": (
+        continuations,
+        "if not math.isfinite(float(logits.max())):",
+        "if False:",
+        "finite",
     ),
-    "a row that is not finite is no row": (beams, "raise _NotFinite", "return None", "finite"),
     "prompts that were lost are taken for fed": (
         beams,
         "one.request.lose_cache()",
         "pass",
         "target",
     ),
-    "a failed draft model is asked again": (beams, "one.request.degrade()", "pass", "draft"),
     "rows move without what they hold": (
         search,
-        "cache.move(member, destination)",
+        "self.cache.move(member, destination)",
         "pass",
         "moves",
     ),
@@ -117,24 +104,6 @@ MUTANTS = {
         "self.slots[member] = destination",
         "pass",
         "moves",
-    ),
-    "a draft beyond the draft model's context": (
-        search,
-        "limits.max_context + 1 - self.num_known",
-        "99",
-        "room",
-    ),
-    "a prompt the draft model cannot hold": (
-        search,
-        "len(spec.prompt_tokens) <= limits.max_context",
-        "True",
-        "room",
-    ),
-    "tokens the draft model does not know": (
-        search,
-        "max(one.tokens, default=0) >= limits.vocab_size",
-        "False",
-        "tokens",
     ),
     "the end token is shown": (
         search,

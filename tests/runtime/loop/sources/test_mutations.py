@@ -20,7 +20,7 @@ KILLERS = {
     "prefixes": source_tests.test_a_forced_prefix_is_never_sampled_and_never_told,
     "usage": source_tests.test_a_source_is_told_as_the_prompt_and_the_prefix_nowhere,
     "slot_reuse": source_tests.test_answers_in_random_slot_reuse_are_those_of_requests_alone,
-    "searches": search_tests.test_a_search_is_that_of_each_request_alone_whoever_stands_beside,
+    "every_slot": search_tests.test_every_slot_of_a_search_has_its_source,
     "searches_that_end": search_tests.test_searches_that_end_move_others_with_their_sources,
     "alike": lambda: [
         source_tests.test_sources_alike_are_read_by_the_draft_model_in_one_call(length)
@@ -114,7 +114,7 @@ MUTANTS = {
         cache,
         "self.engine.share_source(first, others)",
         "self.engine.share_source(first, others[:1])",
-        "searches",
+        "every_slot",
     ),
     "a search's slot moves without its source": (
         cache,

@@ -65,7 +65,7 @@ def test_slots_tell_the_tokens_they_hold():
     assert harness.worker.snapshot().num_kv_tokens == 0
     harness.worker.run_step()
     (search,) = harness.worker._rows.searches
-    held = sum(search.caches[0].lengths)
+    held = sum(search.cache.lengths)
     assert held > 0
     assert harness.worker.snapshot().num_kv_tokens == 3 + held
     harness.run()

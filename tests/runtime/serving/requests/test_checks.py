@@ -247,7 +247,6 @@ def test_unsupported_options_and_other_models():
         ("length_penalty", 0.5),
         ("early_stopping", True),
         ("exhaustive_search", True),
-        ("speculation.beam_width", 2),
     ],
 )
 def test_what_beams_have_is_refused_without_them(path, value):
@@ -309,7 +308,6 @@ NOT_WITH_BEAMS = {
         ("length_penalty", float("nan")),
         ("length_penalty", 11.0),
         ("speculation.beam_width", 2),
-        ("speculation.beam_width", 5),
         ("exhaustive_search", True),
         ("speculation.drafter", "lookup"),
         ("speculation.drafter", "model+lookup"),
