@@ -78,7 +78,7 @@ async def test_serve_generate_and_sigterm(tiny_bundle: Path, tmp_path: Path):
         search = await outrider(
             *("generate", "--address", address, "--prompt", "the quick", "--max-tokens", "5"),
             *("--num-beams", "3", "--num-results", "2", "--length-penalty", "0.5"),
-            *("--exhaustive-search", "--gamma", "2", "--beam-width", "4"),
+            *("--exhaustive-search", "--gamma", "2"),
         )
         out, err = await asyncio.wait_for(search.communicate(), 60)
         assert search.returncode == 0, err.decode()
