@@ -108,11 +108,11 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="outrider-llm", daemon=True)
         thread.start()
-        readiness = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
-        self._frontend = readiness.handler
+        opened = asyncio.run_coroutine_threadsafe(_open(self._serving), self._loop).result()
+        self._handler = opened.handler
         # Also at the end of the interpreter, while its threads still run.
         self._handing_over = threading.Lock()
-        ends = (self._serving, readiness, self._loop, thread, self._handing_over, self._pid)
+        ends = (self._serving, opened, self._loop, thread, self._handing_over, self._pid)
         self._close = weakref.finalize(self, _close, *ends)
 
     def __enter__(self) -> Self:
@@ -263,21 +263,21 @@ class LLM:
         with self._handing_over:
             if not self._close.alive:
                 raise RuntimeError("the LLM is closed")
-            return asyncio.run_coroutine_threadsafe(self._frontend.complete(call), self._loop)
+            return asyncio.run_coroutine_threadsafe(self._handler.complete(call), self._loop)
 
 
-class _Intake(NamedTuple):
+class _OpenedHandler(NamedTuple):
     """The request handler of a loaded model, and the task that watches its worker."""
 
     handler: RequestHandler
     watching: asyncio.Task[None]
 
 
-async def _open(serving: LoadedModel) -> _Intake:
+async def _open(serving: LoadedModel) -> _OpenedHandler:
     """Start a loaded model's worker and return its request handler."""
     handler = RequestHandler(serving, RequestAccounting(Metrics(), serving.clock))
     serving.worker.start()
-    return _Intake(handler, asyncio.create_task(_watch(serving, handler)))
+    return _OpenedHandler(handler, asyncio.create_task(_watch(serving, handler)))
 
 
 async def _watch(serving: LoadedModel, handler: RequestHandler) -> None:
@@ -290,12 +290,12 @@ async def _watch(serving: LoadedModel, handler: RequestHandler) -> None:
             return
 
 
-async def _end(readiness: _Intake) -> None:
+async def _end(opened: _OpenedHandler) -> None:
     """Return once everybody is answered, or cancelled where the worker does not answer."""
-    readiness.watching.cancel()
+    opened.watching.cancel()
     with suppress(TimeoutError):
         async with asyncio.timeout(FLUSH_S):
-            await readiness.handler.wait_idle()
+            await opened.handler.wait_idle()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -305,7 +305,7 @@ async def _end(readiness: _Intake) -> None:
 
 def _close(
     serving: LoadedModel,
-    readiness: _Intake,
+    opened: _OpenedHandler,
     loop: asyncio.AbstractEventLoop,
     thread: threading.Thread,
     handing_over: threading.Lock,
@@ -321,14 +321,14 @@ def _close(
         # The collector came by on the loop's thread, which cannot wait for itself.
         threading.Thread(
             target=_close,
-            args=(serving, readiness, loop, thread, handing_over, pid),
+            args=(serving, opened, loop, thread, handing_over, pid),
             name="outrider-llm-end",
         ).start()
         return
     has_stopped = serving.worker.stop(0.0)
     # Whoever looked before this began is on the loop by now, and others see that it has begun.
     with handing_over:
-        ending = asyncio.run_coroutine_threadsafe(_end(readiness), loop)
+        ending = asyncio.run_coroutine_threadsafe(_end(opened), loop)
     ending.result()
     loop.call_soon_threadsafe(loop.stop)
     thread.join()

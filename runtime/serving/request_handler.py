@@ -191,8 +191,8 @@ class RequestHandler:
         """
         record = self._accounting.open()
         try:
-            spec, lead = await self._admit(asked, record)
-            live = self._submit(spec, lead)
+            spec, echo_prefix = await self._admit(asked, record)
+            live = self._submit(spec, echo_prefix)
             record.admitted(spec)
         except errors.ServingError as error:
             record.refused(error)
@@ -306,14 +306,14 @@ class RequestHandler:
         num_slots = 1 if has_search(request) else num_results(request)
         self._serving.worker.check_room(num_slots, num_tokens + 1, num_ahead, claim)
 
-    def _submit(self, spec: RequestSpec, lead: str) -> _Live:
+    def _submit(self, spec: RequestSpec, echo_prefix: str) -> _Live:
         """Queue a request and register the caller's id; both happen or neither."""
         if (spec.tenant, spec.request_id) in self._live:
             raise errors.DuplicateRequestId
         # Since it was admitted, its texts were on their way.
         self.check_open()
         samples, has_events = spec.samples(), asyncio.Event()
-        streams = [self._outbox(sample, has_events, lead) for sample in samples]
+        streams = [self._response_stream(sample, has_events, echo_prefix) for sample in samples]
         self._serving.worker.submit_group(samples, [one.deliver for one in streams])
         stream = streams[0] if len(streams) == 1 else GroupResponseStream(streams, has_events)
         live = _Live(samples, stream, self._serving.clock())
@@ -321,7 +321,9 @@ class RequestHandler:
         self._idle.clear()
         return live
 
-    def _outbox(self, spec: RequestSpec, has_events: asyncio.Event, lead: str) -> ResponseStream:
+    def _response_stream(
+        self, spec: RequestSpec, has_events: asyncio.Event, echo_prefix: str
+    ) -> ResponseStream:
         worker, config = self._serving.worker, self._serving.config
         return ResponseStream(
             self._dispatcher,
@@ -330,7 +332,7 @@ class RequestHandler:
             interval_s=config.message_interval_s,
             index=spec.sample,
             has_events=has_events,
-            lead=lead,
+            echo_prefix=echo_prefix,
         )
 
     async def _stream(self, asked: ApiRequest, live: _Live, record: RequestRecord) -> FinishReason:

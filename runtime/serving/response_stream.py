@@ -118,7 +118,7 @@ class ResponseStream:
         clock: seconds.
         index: of its batches.
         has_events: set when there is something to take; a group's streams have one in common.
-        lead: text in front of the first event's.
+        echo_prefix: text in front of the first event's.
 
     Attributes:
         num_tokens: tokens that have arrived.
@@ -134,11 +134,11 @@ class ResponseStream:
         clock: Callable[[], float] = time.monotonic,
         index: int = 0,
         has_events: asyncio.Event | None = None,
-        lead: str = "",
+        echo_prefix: str = "",
     ) -> None:
         self._index = index
         self._dispatcher = dispatcher
-        self._lead = lead
+        self._echo_prefix = echo_prefix
         self._interval_s = interval_s
         self._clock = clock
         # When progress was last delivered; read by the worker's thread alone.
@@ -208,10 +208,10 @@ class ResponseStream:
             tick = round(loop.time() / self._interval_s) + 1
             self._keeps_back = True
             self._pause = loop.call_at(tick * self._interval_s, self._end_pause)
-        lead, self._lead = self._lead, ""
+        echo_prefix, self._echo_prefix = self._echo_prefix, ""
         return Batch(
             tokens=tuple(token for event in progress for token in event.tokens),
-            text=lead + "".join(event.text for event in progress),
+            text=echo_prefix + "".join(event.text for event in progress),
             steps=tuple(event.trace for event in progress),
             end=end,
             index=self._index,

@@ -71,13 +71,13 @@ class Wishes:
         outputs: names of tensors, at least one.
         streams: whether responses are sent as they are made.
         has_empty_final: whether an empty response ends them.
-        lead: what the text begins with; empty unless the prompt is to be repeated.
+        echo_prefix: what the text begins with; empty unless the prompt is to be repeated.
     """
 
     outputs: tuple[str, ...] = (TEXT_OUTPUT,)
     streams: bool = False
     has_empty_final: bool = False
-    lead: str = ""
+    echo_prefix: str = ""
 
 
 class InferRequest:
@@ -148,11 +148,11 @@ class InferRequest:
             outputs=_outputs(message, inputs),
             streams=inputs.get("stream", False),
             has_empty_final=has_empty_final,
-            lead=self._lead(inputs, echoes=request.echo),
+            echo_prefix=self._echo_prefix(inputs, echoes=request.echo),
         )
         return request
 
-    def _lead(self, inputs: dict[str, Any], *, echoes: bool) -> str:
+    def _echo_prefix(self, inputs: dict[str, Any], *, echoes: bool) -> str:
         """Return the prompt where the text is to begin with it: by Triton's rule unless it is streamed."""
         streams = inputs.get("stream", False)
         if streams and not self._is_stream:
@@ -161,14 +161,14 @@ class InferRequest:
             return ""
         if streams:
             raise RequestError("exclude_input_in_output", "must be true or left out with stream")
-        lead: str = inputs["text_input"]
-        return "" if echoes else lead
+        echo_prefix: str = inputs["text_input"]
+        return "" if echoes else echo_prefix
 
     def begin(self, spec: RequestSpec) -> None:
         """Note how many completions the request in the queue has."""
         self._num_input_tokens = spec.num_prompt_tokens
         self._num_open = spec.num_samples
-        self._answers = [Answer(texts=[self._wishes.lead]) for _ in range(spec.num_samples)]
+        self._answers = [Answer(texts=[self._wishes.echo_prefix]) for _ in range(spec.num_samples)]
 
     async def write(self, batch: Batch) -> None:
         """Send what has come; or, where nothing is to be streamed, all completions at the end of the last one."""
@@ -177,7 +177,7 @@ class InferRequest:
         self._num_open -= isinstance(batch.end, Finished)
         if isinstance(batch.end, Finished) and batch.end.beams:
             found = batch.end.beams
-            await self._respond([answer_of(beam, answer, wishes.lead) for beam in found], 0)
+            await self._respond([answer_of(beam, answer, wishes.echo_prefix) for beam in found], 0)
         elif wishes.streams:
             self._answers[batch.index] = Answer()
             await self._respond([answer], batch.index)

@@ -56,10 +56,10 @@ class Answer:
             self.num_drafted, self.num_accepted = end.report.num_drafted, end.report.num_accepted
 
 
-def answer_of(beam: BeamAnswer, report: Answer, lead: str) -> Answer:
-    """Return a completion that a beam search found, behind ``lead``, with the figures of the whole search."""
+def answer_of(beam: BeamAnswer, report: Answer, echo_prefix: str) -> Answer:
+    """Return a completion that a beam search found, behind ``echo_prefix``, with the figures of the whole search."""
     return Answer(
-        texts=[lead, beam.text],
+        texts=[echo_prefix, beam.text],
         token_ids=[*beam.tokens],
         reason=REASONS[beam.reason],
         num_drafted=report.num_drafted,

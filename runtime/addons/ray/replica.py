@@ -60,11 +60,11 @@ class Replica:
         self._serving = open_model()
         readiness = ServerState(RequestAccounting(Metrics(), self._serving.clock))
         self._methods = Methods(readiness)
-        self._frontend = readiness.open(self._serving)
+        self._handler = readiness.open(self._serving)
         self._serving.worker.start()
         self.has_failed = asyncio.Event()
         self._supervisor = Supervisor(
-            self._serving, self._frontend, Health(readiness), self.has_failed
+            self._serving, self._handler, Health(readiness), self.has_failed
         )
 
     async def Generate(  # noqa: N802
@@ -111,9 +111,9 @@ class Replica:
 
     async def close(self) -> None:
         """End what still runs, and stop."""
-        self._frontend.close_admission()
+        self._handler.close_admission()
         await asyncio.to_thread(self._serving.worker.stop, 0.0)
-        await self._frontend.wait_idle()
+        await self._handler.wait_idle()
         await self._supervisor.stop()
         if self._serving.grammars is not None:
             await asyncio.to_thread(self._serving.grammars.close)

@@ -85,7 +85,7 @@ class Supervisor:
         has_failed: asyncio.Event,
     ) -> None:
         self._serving = serving
-        self._frontend = handler
+        self._handler = handler
         self._health = health
         self._has_failed = has_failed
         self.watchdog = Watchdog(serving.worker.heartbeat, serving.config.hang_s, serving.clock)
@@ -97,7 +97,7 @@ class Supervisor:
 
     async def look(self) -> None:
         """End requests that are overdue; where the worker hangs or is dead, answer everybody and set ``has_failed``."""
-        self._frontend.end_overdue()
+        self._handler.end_overdue()
         complaint = self.watchdog.complaint()
         if complaint is None or self._serving.worker.restart(complaint):
             await self._follow()
@@ -105,11 +105,11 @@ class Supervisor:
         if self._has_failed.is_set():
             return
         log.critical("%s; ending all requests and the process", complaint)
-        self._frontend.fail()
+        self._handler.fail()
         await self._health.end()
         with suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
-                await self._frontend.wait_idle()
+                await self._handler.wait_idle()
         log_threads()
         self._has_failed.set()
 
@@ -129,7 +129,7 @@ class Supervisor:
         """Report NOT_SERVING while there is no engine, or its files have changed."""
         worker = self._serving.worker
         if worker.has_changed_model:
-            self._frontend.refuse_changed_model()
+            self._handler.refuse_changed_model()
         is_serving = worker.is_ready and not worker.has_changed_model
         if is_serving == self._is_serving or self.is_draining:
             return
@@ -144,7 +144,7 @@ class Supervisor:
                 await asyncio.sleep(self._serving.file_watch_s)
         except BundleError as error:
             log.error("no longer serving: %s", error)
-            self._frontend.refuse_changed_model()
+            self._handler.refuse_changed_model()
             await self._health.set_serving(False)
 
     def _watched(self, watch: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

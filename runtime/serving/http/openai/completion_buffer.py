@@ -22,12 +22,12 @@ class Logprobs:
     """Log-probabilities as JSON, of a completion or of the prompt that it begins with.
 
     Args:
-        spelling: of the tokens.
+        token_text: of the tokens.
         is_chat: which of OpenAI's shapes they have.
     """
 
-    def __init__(self, spelling: TokenText, *, is_chat: bool) -> None:
-        self._spelling = spelling
+    def __init__(self, token_text: TokenText, *, is_chat: bool) -> None:
+        self._token_text = token_text
         self._is_chat = is_chat
         self._text_offset = 0
         # By name: the elements of a list, some in each text.
@@ -37,10 +37,10 @@ class Logprobs:
     def add(self, tokens: Tokens) -> None:
         """Add what has come."""
         if self._is_chat:
-            found = {"content": chat_logprobs(tokens, self._spelling)["content"]}
+            found = {"content": chat_logprobs(tokens, self._token_text)["content"]}
         else:
             found, self._text_offset = completion_logprobs(
-                tokens, self._spelling, self._text_offset
+                tokens, self._token_text, self._text_offset
             )
         for name, values in found.items():
             texts = self._lists.setdefault(name, [])
@@ -49,7 +49,7 @@ class Logprobs:
 
     def copy(self) -> Logprobs:
         """Return another one that begins with what this one has."""
-        copied = Logprobs(self._spelling, is_chat=self._is_chat)
+        copied = Logprobs(self._token_text, is_chat=self._is_chat)
         copied._text_offset = self._text_offset
         copied._lists = {name: [*texts] for name, texts in self._lists.items()}
         return copied

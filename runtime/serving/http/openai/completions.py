@@ -48,7 +48,7 @@ class Completions:
         self._readiness = readiness
         self._max_bytes = max_bytes
         self._is_chat = is_chat
-        self._spelling: TokenText | None = None
+        self._token_text: TokenText | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -78,16 +78,16 @@ class Completions:
     def _sink(self, asked: CompletionRequest, send: Send) -> Sink:
         serving = self._readiness.serving
         name = _id_of(asked)
-        if self._spelling is None:
-            self._spelling = TokenText(serving.codec)
-        head = ResponseHeader(
+        if self._token_text is None:
+            self._token_text = TokenText(serving.codec)
+        header = ResponseHeader(
             id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{name}",
             created_s=int(time.time()),
             model=serving.model.name,
-            spelling=self._spelling,
+            token_text=self._token_text,
         )
         make = StreamSink if asked.streams else WholeSink
-        return make(asked, head, send, {b"x-request-id": name.encode()})
+        return make(asked, header, send, {b"x-request-id": name.encode()})
 
     async def _answer(
         self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink, request: Request

@@ -23,13 +23,13 @@ class ResponseHeader:
         id: of the answer.
         created_s: seconds since 1970.
         model: name.
-        spelling: of its tokens.
+        token_text: of its tokens.
     """
 
     id: str
     created_s: int
     model: str
-    spelling: TokenText
+    token_text: TokenText
 
 
 class Sink(Protocol):

@@ -26,13 +26,13 @@ _LEAST = -9999.0
 Tokens = Sequence[EmittedToken | PromptToken]
 
 
-def completion_logprobs(tokens: Tokens, spelling: TokenText, offset: int) -> tuple[Any, int]:
+def completion_logprobs(tokens: Tokens, token_text: TokenText, offset: int) -> tuple[Any, int]:
     """Return the log-probabilities of a completion's tokens, and where the next token's text begins.
 
     The token itself is among the likeliest, with the same number, so that it can be seen whether it is the first of
     them. Of several with one text, the likeliest counts.
     """
-    texts = [spelling.text(one.token) for one in tokens]
+    texts = [token_text.text(one.token) for one in tokens]
     offsets = []
     for text in texts:
         offsets.append(offset)
@@ -40,27 +40,27 @@ def completion_logprobs(tokens: Tokens, spelling: TokenText, offset: int) -> tup
     found = {
         "tokens": texts,
         "token_logprobs": [_own(one.logprobs) for one in tokens],
-        "top_logprobs": [_top(one.token, one.logprobs, spelling) for one in tokens],
+        "top_logprobs": [_top(one.token, one.logprobs, token_text) for one in tokens],
         "text_offset": offsets,
     }
     return found, offset
 
 
-def chat_logprobs(tokens: Tokens, spelling: TokenText) -> dict[str, Any]:
+def chat_logprobs(tokens: Tokens, token_text: TokenText) -> dict[str, Any]:
     """Return the log-probabilities of a message's tokens."""
     content = []
     for one in tokens:
         if (logprobs := one.logprobs) is None:
             continue
-        entry = _entry(one.token, logprobs.logprob, spelling)
-        entry["top_logprobs"] = [_entry(i, value, spelling) for i, value in logprobs.top]
+        entry = _entry(one.token, logprobs.logprob, token_text)
+        entry["top_logprobs"] = [_entry(i, value, token_text) for i, value in logprobs.top]
         content.append(entry)
     return {"content": content, "refusal": None}
 
 
-def steps_of(steps: Sequence[StepTrace], spelling: TokenText) -> list[dict[str, Any]]:
+def steps_of(steps: Sequence[StepTrace], token_text: TokenText) -> list[dict[str, Any]]:
     """Return passes of the target: what was drafted, and how it was judged."""
-    text = spelling.text
+    text = token_text.text
     return [
         {
             "gamma": len(step.draft_tokens),
@@ -103,19 +103,19 @@ def _own(logprobs: TokenLogprobs | None) -> float | None:
 
 
 def _top(
-    token: int, logprobs: TokenLogprobs | None, spelling: TokenText
+    token: int, logprobs: TokenLogprobs | None, token_text: TokenText
 ) -> dict[str, float] | None:
     if logprobs is None:
         return None
     found: dict[str, float] = {}
     for index, value in (*logprobs.top, (token, logprobs.logprob)):
-        found.setdefault(spelling.text(index), max(value, _LEAST))
+        found.setdefault(token_text.text(index), max(value, _LEAST))
     return found
 
 
-def _entry(token: int, logprob: float, spelling: TokenText) -> dict[str, Any]:
+def _entry(token: int, logprob: float, token_text: TokenText) -> dict[str, Any]:
     return {
-        "token": spelling.text(token),
+        "token": token_text.text(token),
         "logprob": max(logprob, _LEAST),
-        "bytes": spelling.bytes_of(token),
+        "bytes": token_text.bytes_of(token),
     }

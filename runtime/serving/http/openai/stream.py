@@ -64,12 +64,12 @@ class StreamSink:
     def __init__(
         self,
         asked: CompletionRequest,
-        head: ResponseHeader,
+        header: ResponseHeader,
         send: Send,
         headers: Mapping[bytes, bytes],
     ) -> None:
         self._asked = asked
-        self._head = head
+        self._header = header
         self._send = send
         self._headers = [*_HEADERS, *headers.items()]
         self._has_started = False
@@ -80,12 +80,12 @@ class StreamSink:
         # Of several completions the first alone is told its prompt's; the text of all begins with it.
         self._prompts: dict[int, list[PromptToken]] = {}
         self._choices: dict[int, _Choice] = {}
-        self._tally = UsageCounter()
+        self._usage = UsageCounter()
         self._metrics: dict[str, Any] = {"speculative_decoding": None}
         kind = "chat.completion.chunk" if asked.is_chat else "text_completion"
         self._prefix = (
-            f'data: {{"id":{_quote(head.id)},"object":"{kind}","created":{head.created_s},'
-            f'"model":{_quote(head.model)},"choices":['
+            f'data: {{"id":{_quote(header.id)},"object":"{kind}","created":{header.created_s},'
+            f'"model":{_quote(header.model)},"choices":['
         )
         self._has_plain_chunks = not (
             asked.has_logprobs or asked.has_token_ids or asked.has_trace or asked.has_provenance
@@ -94,11 +94,11 @@ class StreamSink:
     def begin(self, prompt: int, spec: RequestSpec) -> None:
         """Note that a prompt is in the queue."""
         self._specs[prompt] = spec
-        self._tally.begin(prompt, spec.num_prompt_tokens)
+        self._usage.begin(prompt, spec.num_prompt_tokens)
 
     async def write(self, prompt: int, batch: Batch) -> None:
         """Send a batch as an event, or one of each completion that a search found."""
-        self._tally.num_output += len(batch.tokens)
+        self._usage.num_output += len(batch.tokens)
         end = batch.end if isinstance(batch.end, Finished) else None
         if end is not None:
             self._finish(prompt, end, batch)
@@ -117,7 +117,7 @@ class StreamSink:
         """Send the usage, where it is asked for, and the mark of the end."""
         await self._start()
         if self._asked.includes_usage:
-            usage, metrics = json_bytes(self._tally.usage()), json_bytes(self._metrics)
+            usage, metrics = json_bytes(self._usage.usage()), json_bytes(self._metrics)
             await self._piece(
                 self._prefix.encode() + b'],"usage":' + usage + b',"metrics":' + metrics + b"}\n\n"
             )
@@ -134,7 +134,7 @@ class StreamSink:
 
     def _finish(self, prompt: int, end: Finished, batch: Batch) -> None:
         """Count what a completion used."""
-        self._tally.finish(prompt, end)
+        self._usage.finish(prompt, end)
         if self._is_single and not end.beams:
             before = self._choices[0].steps if self._choices else []
             steps = [*before, *batch.steps] if self._asked.has_trace else None
@@ -175,7 +175,7 @@ class StreamSink:
             choice.steps.extend(batch.steps)
             parts.append(f',"outrider":{_quote(self._outrider(batch, prompt))}')
         if asked.continuous_usage:
-            parts.append(f',"usage":{_quote(self._tally.usage())}')
+            parts.append(f',"usage":{_quote(self._usage.usage())}')
         elif asked.includes_usage:
             parts.append(',"usage":null')
         parts.append("}\n\n")
@@ -190,22 +190,22 @@ class StreamSink:
         return f'"delta":{{"role":"assistant","content":{_quote(text)}}},'
 
     def _logprobs(self, choice: _Choice, batch: Batch, prompt: int) -> str:
-        spelling = self._head.spelling
+        token_text = self._header.token_text
         if self._asked.is_chat:
-            return f'"logprobs":{_quote(chat_logprobs(batch.tokens, spelling))}'
+            return f'"logprobs":{_quote(chat_logprobs(batch.tokens, token_text))}'
         echoed: Sequence[PromptToken] = batch.prompt
         if batch.index == 0:
             self._prompts.setdefault(prompt, []).extend(echoed)
         elif not choice.has_begun:
             echoed = self._prompts.get(prompt, ())
         tokens: Tokens = [*echoed, *batch.tokens]
-        found, choice.text_offset = completion_logprobs(tokens, spelling, choice.text_offset)
+        found, choice.text_offset = completion_logprobs(tokens, token_text, choice.text_offset)
         return f'"logprobs":{_quote(found)}'
 
     def _outrider(self, batch: Batch, prompt: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         if self._asked.has_trace:
-            found["steps"] = steps_of(batch.steps, self._head.spelling)
+            found["steps"] = steps_of(batch.steps, self._header.token_text)
         if self._asked.has_provenance:
             found["tokens"] = provenance_of(batch.tokens)
         if isinstance(batch.end, Finished):

@@ -29,30 +29,30 @@ class WholeSink:
     def __init__(
         self,
         asked: CompletionRequest,
-        head: ResponseHeader,
+        header: ResponseHeader,
         send: Send,
         headers: Mapping[bytes, bytes],
     ) -> None:
         self._asked = asked
-        self._head = head
+        self._header = header
         self._send = send
         self._headers = [JSON, *headers.items()]
         self._per_prompt = choices_per_prompt(asked)
         self._specs: dict[int, RequestSpec] = {}
-        self._gathered: dict[tuple[int, int], CompletionBuffer] = {}
+        self._buffers: dict[tuple[int, int], CompletionBuffer] = {}
         # Of several completions the first alone is told its prompt's; the text of all begins with it.
         self._echoed: dict[int, Logprobs] = {}
-        self._tally = UsageCounter()
+        self._usage = UsageCounter()
 
     def begin(self, prompt: int, spec: RequestSpec) -> None:
         """Note that a prompt is in the queue."""
         self._specs[prompt] = spec
-        self._tally.begin(prompt, spec.num_prompt_tokens)
+        self._usage.begin(prompt, spec.num_prompt_tokens)
 
     async def write(self, prompt: int, batch: Batch) -> None:
         """Keep what of a batch is asked for."""
         asked = self._asked
-        found = self._gathered.setdefault((prompt, batch.index), CompletionBuffer())
+        found = self._buffers.setdefault((prompt, batch.index), CompletionBuffer())
         found.texts.append(batch.text)
         if asked.has_logprobs:
             self._add_logprobs(found, prompt, batch)
@@ -62,15 +62,15 @@ class WholeSink:
             found.provenance += provenance_of(batch.tokens)
         if asked.has_trace:
             found.steps += batch.steps
-        self._tally.num_output += len(batch.tokens)
+        self._usage.num_output += len(batch.tokens)
         if isinstance(batch.end, Finished):
             found.texts.append(batch.end.text)
             found.end = batch.end
-            self._tally.finish(prompt, batch.end)
+            self._usage.finish(prompt, batch.end)
 
     def _add_logprobs(self, found: CompletionBuffer, prompt: int, batch: Batch) -> None:
         if prompt not in self._echoed:
-            self._echoed[prompt] = Logprobs(self._head.spelling, is_chat=self._asked.is_chat)
+            self._echoed[prompt] = Logprobs(self._header.token_text, is_chat=self._asked.is_chat)
         echoed = self._echoed[prompt]
         if not self._asked.is_chat:
             echoed.add(batch.prompt)
@@ -86,18 +86,18 @@ class WholeSink:
     async def end(self) -> None:
         """Send the answer."""
         choices, metrics = list[str](), {"speculative_decoding": None}
-        for (prompt, sample), found in sorted(self._gathered.items()):
+        for (prompt, sample), found in sorted(self._buffers.items()):
             choices += self._choices(prompt, sample, found)
         if len(choices) == 1 and (end := found.end) is not None and not end.beams:
             metrics = metrics_of(end.report, found.steps if self._asked.has_trace else None)
-        head = {
-            "id": self._head.id,
+        header = {
+            "id": self._header.id,
             "object": "chat.completion" if self._asked.is_chat else "text_completion",
-            "created": self._head.created_s,
-            "model": self._head.model,
+            "created": self._header.created_s,
+            "model": self._header.model,
         }
-        tail = {"usage": self._tally.usage(), "metrics": metrics}
-        body = _object(head, f'"choices":[{",".join(choices)}]', tail)
+        tail = {"usage": self._usage.usage(), "metrics": metrics}
+        body = _object(header, f'"choices":[{",".join(choices)}]', tail)
         await answer(body.encode(), self._send, headers=self._headers)
 
     async def fail(self, error: ServingError) -> None:
@@ -136,12 +136,12 @@ class WholeSink:
         seed = sample_seed(self._specs[prompt].seed, sample)
         value: dict[str, Any] = {"speculation": report_of(end, seed)}
         if self._asked.has_trace:
-            value["steps"] = steps_of(found.steps, self._head.spelling)
+            value["steps"] = steps_of(found.steps, self._header.token_text)
         if self._asked.has_provenance:
             value["tokens"] = found.provenance
         return value
 
 
-def _object(head: Mapping[str, Any], member: str, tail: Mapping[str, Any]) -> str:
+def _object(header: Mapping[str, Any], member: str, tail: Mapping[str, Any]) -> str:
     """Return the JSON of an object with a member that is JSON already; ``head`` and ``tail`` have some each."""
-    return f"{json_text(head)[:-1]},{member},{json_text(tail)[1:]}"
+    return f"{json_text(header)[:-1]},{member},{json_text(tail)[1:]}"

@@ -251,7 +251,7 @@ async def test_a_bias_and_own_fields_reach_the_sampler(start_http):
 def test_tokens_that_are_no_whole_character_have_their_bytes(tmp_path):
     write_tokenizer(tmp_path)
     codec = TokenizersCodec(tmp_path / "tokenizer.json")
-    spelling, text = TokenText(codec), "Żółw"
+    token_text, text = TokenText(codec), "Żółw"
     tokens = codec.encode(text)
-    assert bytes(byte for token in tokens for byte in spelling.bytes_of(token)) == text.encode()
-    assert any("\ufffd" in spelling.text(token) for token in tokens)
+    assert bytes(byte for token in tokens for byte in token_text.bytes_of(token)) == text.encode()
+    assert any("\ufffd" in token_text.text(token) for token in tokens)

@@ -45,9 +45,9 @@ def start_endless(start_http):
 async def sent(http: Any, *lines: str, **fields: Any) -> AsyncIterator[asyncio.StreamReader]:
     """The connection of a request; it is closed at the end."""
     data = json.dumps(fields).encode()
-    head = ["POST /v1/completions HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
+    header = ["POST /v1/completions HTTP/1.1", "host: localhost", f"content-length: {len(data)}"]
     reader, writer = await asyncio.open_connection("127.0.0.1", http.port)
-    writer.write("\r\n".join([*head, *lines, "", ""]).encode() + data)
+    writer.write("\r\n".join([*header, *lines, "", ""]).encode() + data)
     try:
         yield reader
     finally:
@@ -98,9 +98,9 @@ async def test_comments_keep_the_connection_of_who_waits(start_endless, monkeypa
     monkeypatch.setattr(completions, "PING_S", 0.05)
     async with start_endless(max_batch=1) as http, streaming(http):
         async with sent(http, **SHORT, stream=True) as waiting:
-            head = await waiting.readuntil(b": ping\n\n")
+            header = await waiting.readuntil(b": ping\n\n")
             await waiting.readuntil(b": ping\n\n")
-            assert head.startswith(b"HTTP/1.1 200")
+            assert header.startswith(b"HTTP/1.1 200")
         await until(http, num_queued=0)
 
 

@@ -28,7 +28,7 @@ from tests.runtime.conftest import LetterCodec
 from tests.runtime.markov import spec
 
 NUM_BATCHES, PER_BATCH = 50, 4
-SPELLING = TokenText(LetterCodec())
+TOKEN_TEXT = TokenText(LetterCodec())
 REPORT = SpeculationStats(max_gamma=0).report(
     drafter="none", mode=None, lenience=1.0, off_reason=None
 )
@@ -60,8 +60,8 @@ def batch(index: int, part: int, prompt: tuple[PromptToken, ...] = ()) -> Batch:
 
 def shown(tokens: Sequence[EmittedToken | PromptToken], *, is_chat: bool) -> Any:
     if is_chat:
-        return chat_logprobs([one for one in tokens if isinstance(one, EmittedToken)], SPELLING)
-    return completion_logprobs(tokens, SPELLING, 0)[0]
+        return chat_logprobs([one for one in tokens if isinstance(one, EmittedToken)], TOKEN_TEXT)
+    return completion_logprobs(tokens, TOKEN_TEXT, 0)[0]
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
@@ -74,8 +74,8 @@ async def test_log_probabilities_are_made_json_as_tokens_come(monkeypatch, is_ch
     asked = CompletionRequest(
         requests=(build_request("a", n=2),), is_chat=is_chat, has_logprobs=True
     )
-    head = ResponseHeader(id="x", created_s=1, model="letters", spelling=SPELLING)
-    sink = whole.WholeSink(asked, head, send, {})
+    header = ResponseHeader(id="x", created_s=1, model="letters", token_text=TOKEN_TEXT)
+    sink = whole.WholeSink(asked, header, send, {})
     sink.begin(0, spec("x"))
     # A long prompt comes in pieces, before its first token; the other completion begins later.
     await sink.write(0, Batch(tokens=(), text="", steps=(), end=None, prompt=PROMPT[:4]))
