@@ -12,6 +12,8 @@ from outrider.v1 import inference_pb2 as wire
 
 MAX_PROMPTS = 256
 """Prompts of one request; each is a generation request."""
+MOST_COPIED = 32 << 20
+"""Bytes of a request's options in all its prompts' requests together; the longest that limits allow have 18 MiB."""
 _RULE = "must be a string, an array of strings, an array of token ids or an array of those"
 
 
@@ -34,6 +36,8 @@ def prompts_of(
         check_prompt_size(len(value), rules.model)
         value = [value]
     check_count("prompt", value, MAX_PROMPTS)
+    if request.ByteSize() * len(value) > MOST_COPIED:
+        raise RequestError("prompt", "must be fewer prompts beside so long options")
     return [_with_prompt(request, one, rules) for one in value]
 
 

@@ -112,3 +112,11 @@ async def test_biases_are_counted_before_they_are_looked_at(start_http):
     async with start_http(limits=limits) as http:
         answer = await http.complete(prompt="a", logit_bias={"x": "y", "z": "y"})
     assert "at most 1 entries" in answer.error["message"]
+
+
+async def test_long_options_are_not_copied_for_each_of_many_prompts(start_http):
+    async with start_http() as http:
+        answer = await http.complete(prompt=["a"] * 256, regex="a" * (1 << 20))
+        assert "fewer prompts" in answer.error["message"]
+        answer = await http.complete(prompt="a", regex="a" * (1 << 20))
+        assert "at most 8192 bytes" in answer.error["message"]
