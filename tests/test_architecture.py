@@ -58,6 +58,7 @@ PRIVATE = {
     "runtime.oracle": "runtime.oracle runtime.offline runtime.verify export",
     "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.addons runtime.cli",
     "runtime.offline": "runtime.offline runtime.cli outrider",
+    "runtime.addons": "runtime.addons",
     "runtime.addons.kserve": "runtime.addons.kserve",
     "runtime.addons.vllm": "runtime.addons.vllm",
     "runtime.addons.ray": "runtime.addons.ray",

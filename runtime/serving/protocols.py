@@ -1,7 +1,6 @@
 """The protocols that a server speaks beside ``outrider.v1``: add-ons, each off unless it is asked for.
 
-A distribution names its own by an entry point of the group ``outrider.protocols``: a function of a ``ServerState`` that
-returns a ``Service``.
+Each is an entry point of the group ``outrider.protocols``: a function of a ``ServerState`` that returns a ``Service``.
 """
 
 from __future__ import annotations
@@ -34,5 +33,11 @@ def open_protocol(name: str, readiness: ServerState) -> Service:
     found = entry_points(group=GROUP, name=name)
     if not found:
         raise ConfigError(name, f"is not installed: no distribution has it in {GROUP}")
-    service: Service = next(iter(found)).load()(readiness)
+    if len(found) > 1:
+        raise ConfigError(name, f"must be one distribution's: {len(found)} have it in {GROUP}")
+    try:
+        make = next(iter(found)).load()
+    except ImportError as error:
+        raise ConfigError(name, f"is not installed: {error}") from error
+    service: Service = make(readiness)
     return service

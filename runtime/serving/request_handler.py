@@ -295,7 +295,8 @@ class RequestHandler:
         """
         client = admission.client
         num_ahead, num_tokens = self._texts.prompts_of(client.tenant)
-        if request.HasField("tokens") or (not num_ahead and request.ByteSize() < INLINE_TEXT):
+        is_quick = request.ByteSize() < INLINE_TEXT and grammar_of(request) is None
+        if request.HasField("tokens") or (not num_ahead and is_quick):
             return
         claim = Claim(
             tenant=client.tenant,

@@ -146,7 +146,7 @@ class Server:
             for listener in self._listeners:
                 await listener.start()
             ports = [self._security.listen(self._server, address) for address in addresses]
-        except ConfigError:
+        except (ConfigError, OSError):
             for listener in self._listeners:
                 await listener.stop()
             raise

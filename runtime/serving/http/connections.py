@@ -21,11 +21,11 @@ class Connections:
     """Accepts the connections of one listener.
 
     Args:
-        context: for TLS; None without.
+        context: gives each connection its context for TLS; None without.
         most: connections at once, those that shake hands included; further ones are closed.
     """
 
-    def __init__(self, context: ssl.SSLContext | None, most: int) -> None:
+    def __init__(self, context: Callable[[], ssl.SSLContext] | None, most: int) -> None:
         self._context = context
         self._most = most
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,6 +64,8 @@ class Connections:
         while True:
             try:
                 connection, _ = await loop.sock_accept(bound)
+            except ConnectionAbortedError:
+                continue
             except OSError:
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -75,7 +77,8 @@ class Connections:
             task.add_done_callback(self._tasks.discard)
 
     async def _shake(self, connection: socket.socket, make: Callable[[], asyncio.Protocol]) -> None:
-        loop, context = asyncio.get_running_loop(), self._context
+        loop = asyncio.get_running_loop()
+        context = None if self._context is None else self._context()
         patience_s = None if context is None else PATIENCE_S
         try:
             await loop.connect_accepted_socket(

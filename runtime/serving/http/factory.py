@@ -80,6 +80,8 @@ def open_metrics(
         address=address,
         max_connections=METRICS_CONNECTIONS,
         is_plain_at_home=True,
+        # Whoever asks now and then would keep a place of few for ever.
+        keep_alive_s=0,
     )
     metrics = readiness.accounting.metrics
 

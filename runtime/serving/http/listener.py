@@ -78,6 +78,7 @@ class HttpOptions:
         max_connections: at once; further ones are closed.
         stall_timeout_s: for a piece of an answer to be read, before its request ends.
         is_plain_at_home: whether there is no TLS on addresses that other machines do not reach.
+        keep_alive_s: that an idle connection is kept; 0 closes each behind its answer.
     """
 
     key: str = OPTION
@@ -85,6 +86,7 @@ class HttpOptions:
     max_connections: int
     stall_timeout_s: float = 30.0
     is_plain_at_home: bool = False
+    keep_alive_s: int = KEEP_ALIVE_S
 
 
 class HttpListener:
@@ -159,9 +161,10 @@ class HttpListener:
         if self._serving is not None:
             self._server.should_exit = True
             await self._serving
-        if self._options.address.startswith(UNIX):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._options.address.removeprefix(UNIX))
+            # Its own: what another server has bound is not there for this one to remove.
+            if self._options.address.startswith(UNIX):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._options.address.removeprefix(UNIX))
 
 
 def _bind(options: HttpOptions) -> socket.socket:
@@ -175,9 +178,13 @@ def _bind(options: HttpOptions) -> socket.socket:
             path = Path(options.address.removeprefix(UNIX))
             prepare_socket(options.key, path)
             bound = socket.socket(socket.AF_UNIX)
-            with owners_sockets():
-                bound.bind(str(path))
-            bound.listen(BACKLOG)
+            try:
+                with owners_sockets():
+                    bound.bind(str(path))
+                bound.listen(BACKLOG)
+            except OSError:
+                bound.close()
+                raise
             return bound
         host, port = split_address(options.key, options.address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -206,6 +213,6 @@ def _configuration(gate: HttpGate, options: HttpOptions) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_keep_alive=options.keep_alive_s,
         timeout_graceful_shutdown=GRACE_S,
     )

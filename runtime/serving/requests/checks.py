@@ -20,7 +20,7 @@ from outrider.runtime.core.checks.rules import (
 )
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ModelNotFound, RequestError, UnsupportedOption
-from outrider.runtime.serving.requests.bounds import RequestRules
+from outrider.runtime.serving.requests.bounds import Entries, RequestRules
 from outrider.runtime.serving.requests.fields import (
     FIELDS,
     MAX_SALT,
@@ -55,6 +55,10 @@ def check_request(request: wire.GenerateRequest, search: str, rules: RequestRule
     if request.model not in ("", rules.model.name):
         raise ModelNotFound
     given = [*given_fields(request)]
+    # Lists are counted before anything looks into them: of 4 MiB that takes the event loop's time.
+    for path, value in given:
+        if isinstance(bound := FIELDS[path].bound, Entries):
+            check_count(path, value, bound.most(rules))
     for path, value in given:
         _check_served(path, value, request, search, rules)
     for path, value in given:

@@ -1,7 +1,6 @@
 """Who calls: from what a caller brings, his identity or a refusal that tells him nothing.
 
-Knows no transport: gRPC's gate and the metrics' listener bring the same two things, and whatever else listens is to ask
-here, too.
+Knows no transport: ``gate`` asks it for gRPC and HTTP alike.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _RULE = "must be a string, an array of strings, an array of token ids or an arra
 def prompts_of(
     value: Any, request: wire.GenerateRequest, rules: RequestRules
 ) -> list[wire.GenerateRequest]:
-    """Return a request for each prompt, which asks for the same as ``request``; ids are not checked yet.
+    """Return a request for each prompt, which asks for the same as ``request``.
 
     Raises:
         RequestError: it is no prompt, or there are too many.

@@ -143,5 +143,5 @@ class WholeSink:
 
 
 def _object(header: Mapping[str, Any], member: str, tail: Mapping[str, Any]) -> str:
-    """Return the JSON of an object with a member that is JSON already; ``head`` and ``tail`` have some each."""
+    """Return the JSON of an object with a member that is JSON already; ``header`` and ``tail`` have some each."""
     return f"{json_text(header)[:-1]},{member},{json_text(tail)[1:]}"

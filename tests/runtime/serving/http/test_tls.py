@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import ssl
 from functools import partial
 from pathlib import Path
@@ -88,3 +89,29 @@ async def test_a_client_is_who_its_certificate_says(start_http, tmp_path: Path):
             # A header decides where there is one.
             asked = partial(ask, server.port, context, authorization="Bearer wrong")
             assert (await asyncio.to_thread(asked))[0] == 401
+
+
+async def test_no_session_outlives_the_authority_that_it_began_with(start_http, tmp_path: Path):
+    security = Security(mutual(tmp_path))
+    async with start_http(security=security) as server:
+        context = trust(tmp_path, ("web",))
+        context.maximum_version = ssl.TLSVersion.TLSv1_2  # whose sessions need no tickets
+
+        def shake(session: Any = None) -> tuple[Any, bool]:
+            with (
+                socket.create_connection(("localhost", server.port), timeout=20) as plain,
+                context.wrap_socket(plain, server_hostname="localhost", session=session) as one,
+            ):
+                one.sendall(b"GET /live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                while one.recv(4096):
+                    pass
+                return one.session, bool(one.session_reused)
+
+        session, _ = await asyncio.to_thread(shake)
+        # Within the time of one authority a session is as good as its handshake.
+        session, is_reused = await asyncio.to_thread(shake, session)
+        assert is_reused
+        write(tmp_path / "ca.pem", Authority().pem, 0o644)
+        security.look()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.to_thread(shake, session)

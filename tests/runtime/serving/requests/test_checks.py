@@ -17,6 +17,7 @@ from outrider.runtime.core.errors import (
     UnsupportedOption,
 )
 from outrider.runtime.core.params import BeamParams, RequestSpec
+from outrider.runtime.serving.requests import checks
 from outrider.runtime.serving.requests.bounds import RequestRules
 from outrider.runtime.serving.requests.checks import check_request
 from outrider.runtime.serving.requests.client import ClientIdentity
@@ -490,3 +491,10 @@ def test_a_default_of_min_tokens_refuses_nobody():
     for options, least in (({"max_tokens": 10}, 10), ({}, 40), ({"min_tokens": 3}, 3)):
         spec = build_spec(asked(**options), TEXTS, ADMISSION, RULES, defaults)
         assert spec.params.min_tokens == least
+
+
+def test_lists_are_counted_before_anything_looks_into_them(monkeypatch):
+    monkeypatch.setattr(checks, "_check_served", None)
+    for options in ({"stop_token_ids": [1] * 65}, {"stop": ["a"] * 9}, {"bad_words": ["a"] * 65}):
+        with pytest.raises(RequestError, match="entries"):
+            check(asked(**options))

@@ -6,15 +6,21 @@ import http.client
 import socket
 import ssl
 import stat
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from outrider.runtime.core.checks.limits import RequestLimits
+from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.http import connections, factory, protocol
-from outrider.runtime.serving.http.factory import PortListener
+from outrider.runtime.serving.http.factory import PortListener, open_metrics
 from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
+from outrider.runtime.serving.server import Server
 
 from tests.runtime.serving.security.credentials import Authority, bearer, key_security, write
 from tests.runtime.serving.security.metrics_listener import (
@@ -23,6 +29,7 @@ from tests.runtime.serving.security.metrics_listener import (
     at,
     get,
     listening,
+    things,
 )
 from tests.runtime.serving.security.test_tls import AUTHORITY, mutual, server_files
 from tests.runtime.serving.test_tenant import address_elsewhere
@@ -178,3 +185,29 @@ def test_who_sends_a_letter_now_and_then_keeps_no_place(has_tls, tmp_path: Path,
         # The end of the connection, or a reset where something was unread.
         with suppress(ConnectionResetError):
             assert slow.recv(1) == b""
+
+
+async def test_a_listener_that_did_not_bind_removes_nothing(tmp_path: Path):
+    path = tmp_path / "data"
+    state = ServerState(RequestAccounting(Metrics(), time.monotonic))
+    with socket.socket(socket.AF_UNIX) as other:
+        for prepare in (
+            lambda: path.write_text("mine"),
+            lambda: (path.unlink(), other.bind(str(path)), other.listen()),
+        ):
+            prepare()
+            listener = open_metrics(state, Security(), f"unix:{path}", things())
+            assert listener is not None
+            server = Server(state, ServerConfig(), RequestLimits(), listeners=[listener])
+            with pytest.raises(ConfigError, match="metrics_address: must be free"):
+                await server.listen("127.0.0.1:0")
+            assert path.exists()
+
+
+def test_a_place_is_free_again_behind_every_answer():
+    with listening(Security()) as listener:
+        connection = at(listener)
+        connection.request("GET", "/live")
+        connection.getresponse().read()
+        assert connection.sock is None or connection.sock.recv(1) == b""
+        connection.close()
