@@ -20,6 +20,7 @@ from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
 from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.memory import machine_memory_bytes, size_words
+from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
 from outrider.export.graph.shared_encoder import share_encoder
@@ -36,7 +37,7 @@ from outrider.export.weights.w8a8 import INTEGER_KINDS
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
 _DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
-_PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript", "onnxruntime")
+_PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
 def export_bundle(
@@ -189,7 +190,8 @@ def _write(
         eos_token_ids=facts.eos_token_ids,
         bos_token_id=facts.bos_token_id,
         files=hash_files(root),
-        versions={name: version(name) for name in _PACKAGES},
+        # Of ONNX Runtime the package's own word: two distributions hold it.
+        versions={name: version(name) for name in _PACKAGES} | {"onnxruntime": LIBRARY_VERSION},
         certificate=certificate,
         text2text=text2text,
         sources=sources,

@@ -21,7 +21,8 @@ SCHEMA = 7  # rises with what is measured and how: an older table has another na
 UNFINISHED = ".new"
 NAME_DIGITS = 16
 ABANDONED_S = 3600.0
-PACKAGES = ("outrider-server", "onnxruntime")  # a new version of these may run at another speed
+# A new version of these may run at another speed.
+PACKAGES = ("outrider-server", "onnxruntime", "onnxruntime-gpu")
 
 log = logging.getLogger(__name__)
 
