@@ -64,6 +64,10 @@ class EngineError(SpeculativeError):
     """A backend failed inside a step; chained from the library's own error."""
 
 
+class DeviceLostError(BaseException):
+    """Every later call of this process on its device fails too: no ``Exception``, for no step can be tried again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """Capacities of an engine.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from outrider.engines.base import EngineError
 
 # CUDA's own allocations and TensorRT's tensors start at multiples of this many bytes.
 ALIGNMENT = 256
@@ -78,6 +79,22 @@ class CopyCounters:
         """A mark was waited for."""
         self.num_waits += 1
         self.num_reached = max(self.num_reached, mark)
+
+
+class NotRecordedError(EngineError):
+    """Work cannot be recorded; nothing else came of it."""
+
+
+class Recording(Protocol):
+    """Work of a device that can be started again as it was."""
+
+    def launch(self) -> None:
+        """Enqueue it."""
+        ...
+
+    def close(self) -> None:
+        """Free it."""
+        ...
 
 
 class Staging(Protocol):
@@ -157,6 +174,14 @@ class PlanDevice(Protocol):
         """Return when all that was enqueued before a mark is done; None for everything there is."""
         ...
 
+    def capture(self, enqueue: Callable[[], None]) -> Recording:
+        """Record what ``enqueue`` puts on the stream, without running it.
+
+        Raises:
+            NotRecordedError: it cannot be recorded; the stream is as it was.
+        """
+        ...
+
     def close(self) -> None:
         """Free what the device itself holds; memory it gave is freed before."""
         ...
@@ -231,6 +256,10 @@ class HostDevice:
     def wait(self, mark: int | None = None) -> None:
         """Count a wait; nothing is ever under way."""
         self.traffic.reach(self.mark() if mark is None else mark)
+
+    def capture(self, enqueue: Callable[[], None]) -> Recording:
+        """Refuse: what is enqueued here is done at once."""
+        raise NotRecordedError("the host records nothing")
 
     def close(self) -> None:
         """Drop all memory."""

@@ -13,8 +13,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from cuda.bindings import runtime as cudart
-from outrider.engines.base import EngineError
-from outrider.engines.device.base import CopyCounters, Rows, Staging
+from outrider.engines.base import DeviceLostError, EngineError
+from outrider.engines.device.base import CopyCounters, NotRecordedError, Rows, Staging
+
+# Errors that stay: the context that a process has on a device is of no use behind them.
+_LOST = frozenset(
+    {
+        "cudaErrorECCUncorrectable",
+        "cudaErrorHardwareStackError",
+        "cudaErrorIllegalAddress",
+        "cudaErrorIllegalInstruction",
+        "cudaErrorInvalidAddressSpace",
+        "cudaErrorInvalidPc",
+        "cudaErrorLaunchFailure",
+        "cudaErrorLaunchTimeout",
+        "cudaErrorMisalignedAddress",
+    }
+)
 
 
 def check(result: tuple[Any, ...]) -> Any:
@@ -22,11 +37,13 @@ def check(result: tuple[Any, ...]) -> Any:
 
     Raises:
         EngineError: the call failed, in CUDA's words.
+        DeviceLostError: so will every other.
     """
     status, *values = result
     if status != cudart.cudaError_t.cudaSuccess:
         _, text = cudart.cudaGetErrorString(status)
-        raise EngineError(f"CUDA: {text.decode() if text else status}")
+        kind = DeviceLostError if status.name in _LOST else EngineError
+        raise kind(f"CUDA: {text.decode() if text else status}")
     return values[0] if values else None
 
 
@@ -148,6 +165,7 @@ class CudaDevice:
 
     def mark(self) -> int:
         """Mark this place in the order of work; its number, for one ``wait``."""
+        self.make_current()
         event = self._spare_events.pop() if self._spare_events else _make_event()
         check(cudart.cudaEventRecord(event, self.stream))
         number = self.traffic.mark()
@@ -160,29 +178,39 @@ class CudaDevice:
             check(cudart.cudaStreamSynchronize(self.stream))
             self.traffic.reach(self.traffic.mark())
             return
-        event = self._marks.pop(mark)
-        self._spare_events.append(event)
-        check(cudart.cudaEventSynchronize(event))
+        check(cudart.cudaEventSynchronize(self._marks[mark]))
+        # Marks before it that nobody waited for, as of a round that failed, are behind us too.
+        for number in [number for number in self._marks if number <= mark]:
+            self._spare_events.append(self._marks.pop(number))
         self.traffic.reach(mark)
 
     def capture(self, enqueue: Callable[[], None]) -> RecordedWork:
         """Record what ``enqueue`` puts on the stream, without running it.
 
         Raises:
-            EngineError: it does something that cannot be recorded; the stream is usable again.
+            NotRecordedError: it does something that cannot be recorded; the stream is usable again.
         """
         self.make_current()
         mode = cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         check(cudart.cudaStreamBeginCapture(self.stream, mode))
         try:
             enqueue()
-        except EngineError:
-            # Ends the capture; its own failure says no more than the first one.
-            cudart.cudaStreamEndCapture(self.stream)
+        except BaseException as error:
+            # A stream that goes on recording fails every later call. What was recorded so far is of no use.
+            status, *graphs = cudart.cudaStreamEndCapture(self.stream)
+            if status == cudart.cudaError_t.cudaSuccess:
+                cudart.cudaGraphDestroy(*graphs)
+            if isinstance(error, EngineError):
+                raise NotRecordedError(str(error)) from error
             raise
-        graph = check(cudart.cudaStreamEndCapture(self.stream))
+        try:
+            graph = check(cudart.cudaStreamEndCapture(self.stream))
+        except EngineError as error:
+            raise NotRecordedError(str(error)) from error
         try:
             return RecordedWork(check(cudart.cudaGraphInstantiate(graph, 0)), self.stream)
+        except EngineError as error:
+            raise NotRecordedError(str(error)) from error
         finally:
             check(cudart.cudaGraphDestroy(graph))
 
@@ -200,8 +228,12 @@ class CudaDevice:
 
 
 def _make_event() -> Any:
-    """An event to order work by; it takes no time."""
-    return check(cudart.cudaEventCreateWithFlags(cudart.cudaEventDisableTiming))
+    """An event to order work by, and to wait for without a core that spins.
+
+    On an H200 a wait takes 30 us so and 13 us spinning, and 1 ms of processor instead of all that it lasts.
+    """
+    flags = cudart.cudaEventDisableTiming | cudart.cudaEventBlockingSync
+    return check(cudart.cudaEventCreateWithFlags(flags))
 
 
 def _make_stream() -> int:

@@ -1,46 +1,30 @@
-"""Records runs that come again. Knows nothing of how a run is recorded."""
+"""Records runs that come again as CUDA graphs. Knows nothing of the library that runs them."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Protocol
 
+from outrider.engines.device.base import NotRecordedError, Recording
 
-class Recording(Protocol):
-    """A run that can be started again as it was."""
-
-    def launch(self) -> None:
-        """Enqueue it."""
-        ...
-
-    def close(self) -> None:
-        """Free it."""
-        ...
-
-
-class _Unrecorded:
-    """Stands for a run that cannot be recorded."""
-
-    def __init__(self, enqueue: Callable[[], None]) -> None:
-        self.launch = enqueue
-
-    def close(self) -> None:
-        """Nothing is held."""
+log = logging.getLogger(__name__)
 
 
 class Recordings:
     """Recordings by key; the one that was not used for longest makes room for a new one.
 
     A run is recorded when it is met for the second time: recording costs more than a run, and many
-    shapes of a server that is filling up are met once.
+    shapes of a server that is filling up are met once. Once one could not be recorded, none is tried any more: each
+    trial may leave a context behind.
 
     Args:
-        most: recordings kept, and keys remembered that were met once.
+        name: of what runs, for the log.
+        most: recordings kept, and keys remembered that were met once; 0 to record nothing.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, name: str, most: int) -> None:
+        self._name, self._most = name, most
         self._kept: OrderedDict[Hashable, Recording] = OrderedDict()
         self._met: OrderedDict[Hashable, None] = OrderedDict()
 
@@ -48,15 +32,15 @@ class Recordings:
         self,
         key: Hashable,
         enqueue: Callable[[], None],
-        record: Callable[[], Recording | None],
+        record: Callable[[], Recording],
     ) -> None:
         """Enqueue a run.
 
         Args:
             key: runs with equal keys are the same.
             enqueue: does it without a recording.
-            record: does it once, and returns a recording of it; None where it cannot be recorded,
-                which is then not tried again while the key is kept.
+            record: does it once, and returns a recording of it; raises NotRecordedError where it did it and cannot
+                record it.
         """
         recording = self._kept.get(key)
         if recording is not None:
@@ -64,13 +48,19 @@ class Recordings:
             recording.launch()
         elif key in self._met:
             del self._met[key]
-            self._kept[key] = record() or _Unrecorded(enqueue)
+            try:
+                self._kept[key] = record()
+            except NotRecordedError as error:
+                log.warning("%s: its runs cannot be recorded: %s", self._name, error)
+                self.close()
+                self._most = 0
             if len(self._kept) > self._most:
                 self._kept.popitem(last=False)[1].close()
         else:
-            self._met[key] = None
-            if len(self._met) > self._most:
-                self._met.popitem(last=False)
+            if self._most:
+                self._met[key] = None
+                if len(self._met) > self._most:
+                    self._met.popitem(last=False)
             enqueue()
 
     def close(self) -> None:

@@ -1,39 +1,42 @@
 """An ONNX Runtime session run over tensors of a device, with what was bound kept for the next time.
 
-Where the caller asks for it, runs are recorded as CUDA graphs by the library: it replays a recording
-without looking at what is bound, so every set of addresses and shapes has a number of its own.
+Where the caller asks for it, runs that come again are recorded as CUDA graphs: by us and not by the library, which
+keeps every recording for good and takes .1 ms of the host to replay one.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping
 
 import onnxruntime
-from outrider.engines.device.base import Call, DeviceTensor, PlanDevice
+from outrider.engines.device.base import Call, DeviceTensor, PlanDevice, Recording
+from outrider.engines.device.recordings import Recordings
 from outrider.engines.onnx.session import enqueue
 
 _MAX_BINDINGS = 512
-# The library keeps every recording of a session for good.
 _MAX_RECORDINGS = 128
-_NOT_RECORDED = -1
 # NumPy has no bfloat16; ONNX Runtime takes the number of its type in ONNX.
 _BFLOAT16_TYPE, _BFLOAT16 = "tensor(bfloat16)", 16
 
 
 class BoundSession:
-    """A session over one device's memory.
+    """A session over one device's memory; its provider is the device's.
 
-    Its provider is the device's; ``records`` says whether that was opened to record CUDA graphs.
+    ``name`` is the graph's, for the log; ``records`` says whether runs that come again are recorded.
     """
 
     def __init__(
-        self, session: onnxruntime.InferenceSession, device: PlanDevice, *, records: bool = False
+        self,
+        session: onnxruntime.InferenceSession,
+        device: PlanDevice,
+        *,
+        name: str = "a graph",
+        records: bool = False,
     ) -> None:
-        self._session = session
-        self._place = (device.kind, device.index)
-        self._records = records
-        self._bindings: dict[Hashable, onnxruntime.IOBinding] = {}
-        self._recordings: dict[Hashable, int] = {}
+        self._session, self._device = session, device
+        self._bindings: OrderedDict[Hashable, onnxruntime.IOBinding] = OrderedDict()
+        self._recordings = Recordings(name, _MAX_RECORDINGS if records else 0)
         tensors = (*session.get_inputs(), *session.get_outputs())
         self._bfloat16 = {tensor.name for tensor in tensors if tensor.type == _BFLOAT16_TYPE}
         self.inputs = frozenset(tensor.name for tensor in session.get_inputs())
@@ -49,33 +52,35 @@ class BoundSession:
         Raises:
             EngineError: the library refuses, in its own words.
         """
-        binding = self._bindings.get(call.key)
-        if binding is None:
-            if len(self._bindings) >= _MAX_BINDINGS:
-                self._bindings.clear()
-            binding = self._bindings[call.key] = self._bind(call.describe())
-        recording = self._recording(call.key, may_record) if self._records else None
-        enqueue(self._session, binding, recording=recording)
+        if may_record:
+            self._recordings.run(call.key, lambda: self._enqueue(call), lambda: self._record(call))
+        else:
+            self._enqueue(call)
 
     def close(self) -> None:
-        """Drop what is bound."""
+        """Drop what is bound and recorded."""
+        self._recordings.close()
         self._bindings.clear()
-        self._recordings.clear()
 
-    def _recording(self, key: Hashable, may_record: bool) -> int:
-        """Number of the recording of a call."""
-        number = self._recordings.get(key)
-        if number is not None:
-            return number
-        if not may_record or len(self._recordings) >= _MAX_RECORDINGS:
-            return _NOT_RECORDED
-        number = self._recordings[key] = len(self._recordings)
-        return number
+    def _enqueue(self, call: Call) -> None:
+        binding = self._bindings.pop(call.key, None)
+        if binding is None:
+            if len(self._bindings) >= _MAX_BINDINGS:
+                self._bindings.popitem(last=False)
+            binding = self._bind(call.describe())
+        self._bindings[call.key] = binding  # the one used last is last
+        enqueue(self._session, binding)
+
+    def _record(self, call: Call) -> Recording:
+        # The library must find all the memory that it needs: nothing may be allocated while work is recorded.
+        self._enqueue(call)
+        return self._device.capture(lambda: self._enqueue(call))
 
     def _bind(self, tensors: Mapping[str, DeviceTensor]) -> onnxruntime.IOBinding:
         binding = self._session.io_binding()
         for name, tensor in tensors.items():
             bind = binding.bind_input if name in self.inputs else binding.bind_output
             kind = _BFLOAT16 if name in self._bfloat16 else tensor.dtype.type
-            bind(name, *self._place, kind, tensor.shape, tensor.pointer)
+            place = (self._device.kind, self._device.index)
+            bind(name, *place, kind, tensor.shape, tensor.pointer)
         return binding

@@ -138,7 +138,7 @@ def open_on_device(
         device=device,
         limits=limits,
         graphs=graphs,
-        records=records_graphs(options),
+        records=device.kind != CPU and records_graphs(options),
         options={
             "device": device.kind,
             "device_index": device.index,
@@ -171,7 +171,7 @@ def _device_graphs(bundle: Bundle, model: ModelEntry, device: PlanDevice) -> _Gr
 class _Opener:
     """Loads the graphs of one model as plans of every capacity, each graph once.
 
-    ``options`` are those of ``open_session``; ``records`` says whether its provider records CUDA graphs.
+    ``options`` are those of ``open_session``; ``records`` says whether runs are recorded as CUDA graphs.
     """
 
     bundle: Bundle
@@ -188,7 +188,9 @@ class _Opener:
         extra = self.graphs.extra_inputs
         check_graph(session, self.model, file=self.graphs.chains, extra_inputs=extra)
         max_recorded = max(MAX_STEP_TOKENS, self.bundle.manifest.max_gamma + 1)
-        return self._plans(session, _any_shape(self.limits, is_row_invariant), max_recorded)
+        return self._plans(
+            session, self.graphs.chains, _any_shape(self.limits, is_row_invariant), max_recorded
+        )
 
     def trees(self) -> PlanTrees:
         """Plans of the graphs that take trees."""
@@ -198,8 +200,8 @@ class _Opener:
         keeper = self._open(self.graphs.keep_path)
         profile = tree_profile(self.bundle.manifest, self.model)
         return PlanTrees(
-            self._plans(session, profile, self.limits.max_tree_nodes),
-            self._plans(keeper, keep_profile(self.model), 0),
+            self._plans(session, self.graphs.trees, profile, self.limits.max_tree_nodes),
+            self._plans(keeper, self.graphs.keep_path, keep_profile(self.model), 0),
             self.device,
             last_position=self.limits.max_context - 1,
         )
@@ -213,7 +215,7 @@ class _Opener:
         check_encode_graph(session, self.model, source, file=self.graphs.encode)
         profile = read_profile(source, max_batch=self.limits.max_batch)
         entry = _entry(profile, self.graphs.precision, source_capacity(source.max_source))
-        bound = BoundSession(session, self.device, records=self.records)
+        bound = BoundSession(session, self.device)
         plan = OnnxPlan(bound, self.model, entry, max_recorded=0)
         return PlanSources(plan, self.device, self.model, source, self.limits)
 
@@ -221,8 +223,10 @@ class _Opener:
         path = self.bundle.model_path(self.model).with_name(file)
         return open_session(path, **self.options)
 
-    def _plans(self, session: Any, profile: Profile, max_recorded: int) -> list[OnnxPlan]:
-        bound = BoundSession(session, self.device, records=self.records)
+    def _plans(
+        self, session: Any, name: str, profile: Profile, max_recorded: int
+    ) -> list[OnnxPlan]:
+        bound = BoundSession(session, self.device, name=name, records=self.records)
         entries = [
             _entry(profile, self.graphs.precision, capacity)
             for capacity in plan_capacities(coarse_capacities(self.limits))

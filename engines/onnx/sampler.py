@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.engines.base import EngineError
 from outrider.engines.device.base import Call, DeviceTensor, HostDevice, PlanDevice
 from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.devices import CPU
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session, records_graphs
 from outrider.engines.sampling.noise import NoiseSource
@@ -66,8 +67,8 @@ def open_onnx_sampler(
             stream=memory.stream,
             provider_options=provider_options,
         )
-        records = records_graphs(provider_options or {})
-        return OnnxGraph(file, BoundSession(session, memory, records=records))
+        records = memory.kind != CPU and records_graphs(provider_options or {})
+        return OnnxGraph(file, BoundSession(session, memory, name=file, records=records))
 
     return GraphSampler(
         open_graph,

@@ -171,12 +171,7 @@ def _check_on_device(session: onnxruntime.InferenceSession, graph: Path | bytes)
         )
 
 
-def enqueue(
-    session: onnxruntime.InferenceSession,
-    binding: onnxruntime.IOBinding,
-    *,
-    recording: int | None = None,
-) -> None:
+def enqueue(session: onnxruntime.InferenceSession, binding: onnxruntime.IOBinding) -> None:
     """Run a graph over memory of its device without waiting for the device.
 
     What is bound must be on the device: an array of the host would be copied when it is bound, at
@@ -185,8 +180,6 @@ def enqueue(
     Args:
         session: over the graph.
         binding: of all its inputs and outputs.
-        recording: number of the CUDA graph that stands for this call, -1 for none; None where the
-            provider records none.
 
     Raises:
         EngineError: the library refuses, in its own words.
@@ -195,8 +188,6 @@ def enqueue(
     # Otherwise every run ends in a synchronisation of the stream, as does every replay of a CUDA
     # graph before ONNX Runtime's pull request 28686.
     options.add_run_config_entry("disable_synchronize_execution_providers", "1")
-    if recording is not None:
-        options.add_run_config_entry("gpu_graph_id", str(recording))
     try:
         session.run_with_iobinding(binding, options)
     except LIBRARY_ERRORS as error:
@@ -240,8 +231,8 @@ def bind_present(
 
 
 def records_graphs(provider_options: Mapping[str, str]) -> bool:
-    """Return whether a provider opened with these options records CUDA graphs."""
-    return provider_options.get(_RECORDS, "0").lower() in ("1", "true")
+    """Return whether runs are recorded as CUDA graphs; by the engine, the provider is not told."""
+    return provider_options.get(_RECORDS, "1").lower() in ("1", "true")
 
 
 def _provider_options(
@@ -255,6 +246,7 @@ def _provider_options(
         return {}
     # Float32 means float32; who wants the speed of fewer bits asks for them.
     options = {"device_id": str(index), "use_tf32": "0", "sdpa_kernel": _ATTENTION, **asked}
+    options.pop(_RECORDS, None)
     if stream:
         options["user_compute_stream"] = str(stream)
     return options

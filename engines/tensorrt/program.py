@@ -9,7 +9,6 @@ guide, "CUDA Graphs").
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +17,14 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.encoder_decoder import SOURCE
 from outrider.engines.bundle.names import ANCESTORS, COLUMNS, TOKENS
 from outrider.engines.bundle.plans import PlanEntry
-from outrider.engines.device.base import Call, DeviceTensor
-from outrider.engines.device.cuda import CudaDevice, RecordedWork
+from outrider.engines.device.base import Call, DeviceTensor, NotRecordedError, Recording
+from outrider.engines.device.cuda import CudaDevice
 from outrider.engines.device.recordings import Recordings
 from outrider.engines.device.sampling.tensors import COUNTED
 from outrider.engines.tensorrt.api import TensorRtApi, make_logger
 
 if TYPE_CHECKING:
     import tensorrt as trt
-
-log = logging.getLogger(__name__)
 
 # Recordings kept per plan.
 _MAX_RECORDINGS = 128
@@ -51,7 +48,7 @@ class TensorRtProgram:
         self._api = api
         self._device = device
         self._errors: list[str] = []
-        self._recordings = Recordings(_MAX_RECORDINGS)
+        self._recordings = Recordings(entry.path, _MAX_RECORDINGS)
         self._contexts: list[Any] = []
         self._spent: list[Any] = []
         self._scratch = (0, 0)
@@ -138,17 +135,16 @@ class TensorRtProgram:
         context.set_device_memory(*self._scratch)
         return context
 
-    def _record(self, profile: int, tensors: Mapping[str, DeviceTensor]) -> _Recording | None:
+    def _record(self, profile: int, tensors: Mapping[str, DeviceTensor]) -> _Recording:
         context = self._make_context(profile)
         # The first run of a shape prepares what a recording must not contain.
         self._enqueue(context, tensors)
         try:
             work = self._device.capture(lambda: self._enqueue(context, tensors))
-        except EngineError as error:
-            log.warning("%s: a run cannot be recorded: %s", self.entry.path, error)
+        except NotRecordedError:
             # Its run is under way, and to wait for it would end what others enqueued as one round.
             self._spent.append(context)
-            return None
+            raise
         return _Recording(context, work)
 
     def _enqueue(self, context: trt.IExecutionContext, tensors: Mapping[str, DeviceTensor]) -> None:
@@ -192,7 +188,7 @@ class TensorRtProgram:
 class _Recording:
     """A CUDA graph, and the context that it was recorded from, which nobody else changes."""
 
-    def __init__(self, context: Any, work: RecordedWork) -> None:
+    def __init__(self, context: Any, work: Recording) -> None:
         self._context = context
         self._work = work
 

@@ -71,7 +71,7 @@ def open_tensorrt_sampler(bundle: Bundle, device: CudaDevice, *, max_batch: int)
         vocab_size=manifest.target.vocab_size,
         device=device,
         list_limits=LIST_LIMITS,
-        scratch=scratch,
+        on_close=lambda: device.free(scratch),
     )
 
 

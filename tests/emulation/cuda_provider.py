@@ -70,7 +70,6 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
             self.provider = given["providers"][0]
             (asked,) = given["provider_options"]
             self.stream = int(asked.get("user_compute_stream", 0))
-            self.recordings: dict[str, object] = {}
             if self.provider == CUDA_PROVIDER:
                 assert 0 <= int(asked["device_id"]) < cuda.num_devices
                 given |= {"providers": [CPU_PROVIDER], "provider_options": [{}]}
@@ -99,10 +98,6 @@ def cuda_session(cuda: EmulatedCuda) -> type[onnxruntime.InferenceSession]:
             if self.provider == CPU_PROVIDER:
                 super().run_with_iobinding(binding, options)
                 return
-            # A replayed graph does not look at what is bound.
-            number = _entry(options, "gpu_graph_id")
-            if number not in ("", "-1"):
-                assert self.recordings.setdefault(number, binding.tensors) == binding.tensors
             assert _entry(options, "disable_synchronize_execution_providers") == "1"
             run = super().run_with_iobinding
             cuda.enqueue(self.stream, lambda: run(binding))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+from outrider.engines.base import EngineError
+from outrider.engines.device.base import NotRecordedError
 from outrider.engines.device.recordings import Recordings
 
 
@@ -10,7 +13,7 @@ class Log:
 
     def __init__(self, most: int) -> None:
         self.lines: list[str] = []
-        self.recordings = Recordings(most)
+        self.recordings = Recordings("graph", most)
 
     def run(self, *keys: str) -> list[str]:
         """What the runs of these keys did."""
@@ -69,13 +72,28 @@ def test_closing_frees_everything() -> None:
     assert log.run("a", "b") == ["run a", "run b"]
 
 
-def test_what_cannot_be_recorded_is_run_as_it_is_and_not_tried_again() -> None:
+def test_where_one_run_cannot_be_recorded_none_is_tried_again() -> None:
     log = Log(2)
+    log.run("b", "b")
+    log.lines.clear()
 
     def refuse() -> None:
         log.lines.append("record a")
+        raise NotRecordedError("no")
 
     for _ in range(4):
         log.recordings.run("a", lambda: log.lines.append("run a"), refuse)
-    assert log.lines == ["run a", "record a", "run a", "run a"]
+    assert log.lines == ["run a", "record a", "close b", "run a", "run a"]
+    assert log.run("c", "c", "b", "b") == ["run c", "run c", "run b", "run b"]
     log.recordings.close()
+
+
+def test_a_run_that_fails_is_no_run_that_cannot_be_recorded() -> None:
+    log = Log(2)
+
+    def fail() -> None:
+        raise EngineError("out of memory")
+
+    log.recordings.run("a", lambda: None, fail)
+    with pytest.raises(EngineError, match="out of memory"):
+        log.recordings.run("a", lambda: None, fail)

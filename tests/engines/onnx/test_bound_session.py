@@ -1,16 +1,17 @@
-"""What is bound is kept, and every recording has a number of its own."""
+"""What is bound is kept, and runs that come again are recorded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.device.base import Call, DeviceTensor, HostDevice
+from outrider.engines.onnx import bound_session
 from outrider.engines.onnx import session as onnx_session
-from outrider.engines.onnx.bound_session import _MAX_RECORDINGS, BoundSession
+from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session, records_graphs
 from outrider.export.sampler_graphs.builder import FLOAT, Graph
 
@@ -32,58 +33,74 @@ def call(x: np.ndarray, y: np.ndarray) -> Call:
     return Call(tuple(tensors.values()), lambda: tensors)
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Numbers of recordings that runs were given."""
-    numbers: list[str] = []
-    run = onnxruntime.InferenceSession.run_with_iobinding
+class Recorder(HostDevice):
+    """Records on the host: what is enqueued while it does runs when it is launched."""
 
-    def noting_run(session, binding, options=None):
-        try:
-            numbers.append(options.get_run_config_entry("gpu_graph_id"))
-        except RuntimeError:  # no such entry
-            numbers.append("none")
-        run(session, binding, options)
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[Callable[[], None]] = []
+        self.num_launched = 0
 
-    monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", noting_run)
-    return numbers
+    def capture(self, enqueue: Callable[[], None]) -> Replay:
+        return Replay(self, enqueue)
 
 
-def test_each_place_and_shape_is_a_recording_of_its_own(path: Path, asked: list[str]) -> None:
-    session = BoundSession(open_session(path), HostDevice(), records=True)
+class Replay:
+    def __init__(self, device: Recorder, enqueue: Callable[[], None]) -> None:
+        self._device, self._enqueue = device, enqueue
+
+    def launch(self) -> None:
+        self._device.num_launched += 1
+        self._enqueue()
+
+    def close(self) -> None:
+        pass
+
+
+def test_runs_that_come_again_are_recorded_by_place_and_shape(path: Path) -> None:
+    device = Recorder()
+    session = BoundSession(open_session(path), device, records=True)
     assert (session.inputs, session.outputs) == ({"x"}, ("y",))
     values = np.arange(6, dtype=np.float32)
     results = [np.zeros(6, dtype=np.float32) for _ in range(2)]
-    for size, result in ((6, 0), (6, 1), (6, 0), (3, 0), (6, 1)):
+    launched = []
+    for size, result in ((6, 0), (6, 1), (6, 0), (3, 0), (6, 0), (6, 1), (6, 1)):
         results[result][:] = 0
         session.run(call(values[:size], results[result][:size]))
         np.testing.assert_array_equal(results[result][:size], 2 * values[:size])
-    assert asked == ["0", "1", "0", "2", "1"]
-    session.run(call(values[:2], results[0][:2]), may_record=False)
-    assert asked[-1] == "-1"
+        launched.append(device.num_launched)
+    assert launched == [0, 0, 0, 0, 1, 1, 2]
+    for _ in range(3):
+        session.run(call(values[:2], results[0][:2]), may_record=False)
+    assert device.num_launched == 2
+    session.close()
 
 
-def test_recordings_are_counted_out(path: Path, asked: list[str]) -> None:
-    """The library keeps them for good, so later shapes run as they are."""
-    session = BoundSession(open_session(path), HostDevice(), records=True)
-    x, y = (np.zeros(_MAX_RECORDINGS + 2, dtype=np.float32) for _ in range(2))
-    for size in range(1, len(x) + 1):
-        session.run(call(x[:size], y[:size]))
-    assert asked == [*map(str, range(_MAX_RECORDINGS)), "-1", "-1"]
+def test_nothing_is_recorded_unless_asked_for(path: Path) -> None:
+    device = Recorder()
+    session = BoundSession(open_session(path), device)
+    x, y = np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.float32)
+    for _ in range(4):
+        session.run(call(x, y))
+    assert device.num_launched == 0
 
 
-def test_a_provider_that_records_nothing_is_given_no_numbers(path: Path, asked: list[str]) -> None:
+def test_the_bindings_used_last_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bound_session, "_MAX_BINDINGS", 2)
     session = BoundSession(open_session(path), HostDevice())
-    session.run(call(np.zeros(1, dtype=np.float32), np.zeros(1, dtype=np.float32)))
-    assert asked == ["none"]
+    x, y = np.zeros(4, dtype=np.float32), np.zeros(4, dtype=np.float32)
+    for size in (1, 2, 1, 3):
+        session.run(call(x[:size], y[:size]))
+    assert [key[0].shape for key in session._bindings] == [(1,), (3,)]
 
 
 @pytest.mark.parametrize(
     ("options", "records"),
-    [({}, False), ({"enable_cuda_graph": "1"}, True), ({"enable_cuda_graph": "0"}, False)],
+    [({}, True), ({"enable_cuda_graph": "1"}, True), ({"enable_cuda_graph": "0"}, False)],
 )
-def test_recording_is_an_option_of_the_provider(options: dict[str, str], records: bool) -> None:
+def test_recording_is_on_unless_it_is_switched_off(options: dict[str, str], records: bool) -> None:
     assert records_graphs(options) is records
+    assert "enable_cuda_graph" not in onnx_session._provider_options("cuda", 0, 0, options)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import CallError, Client
-from outrider.engines.base import FloatArray
+from outrider.engines.base import DeviceLostError, FloatArray
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Finished
 from outrider.runtime.loop.totals import NUM_USUAL, Heartbeat
@@ -272,11 +272,12 @@ async def test_deadlines_and_queue_timeouts_hold_while_a_step_hangs(start):
             pass
 
 
+@pytest.mark.parametrize("error", [SystemExit, DeviceLostError])
 def test_the_worker_s_thread_does_not_end_without_a_word(
-    caplog: pytest.LogCaptureFixture,
+    error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fatal(prefix: tuple[int, ...]) -> np.ndarray:
-        raise SystemExit
+        raise error
 
     harness = Harness("F3")
     harness.target._logits_of = fatal
