@@ -216,7 +216,18 @@ def _open_together(
             provider_options=provider_options,
         )
 
+    sizes = {
+        "max_batch": max_batch,
+        "max_gamma": manifest.max_gamma,
+        "vocab_size": manifest.target.vocab_size,
+    }
+
     def open_sampler() -> GraphSampler:
+        if chosen.kind != CPU and not _why_no_kernels():
+            from outrider.engines.device.cuda_kernels import CudaKernels
+            from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
+
+            return open_kernel_sampler(CudaKernels(memory), device=memory, **sizes)
         if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
             from outrider.engines.tensorrt.sampler import open_tensorrt_sampler
 
@@ -226,12 +237,10 @@ def _open_together(
         return open_onnx_sampler(
             bundle.root / SAMPLER_FOLDER,
             device=memory,
-            max_batch=max_batch,
-            max_gamma=manifest.max_gamma,
-            vocab_size=manifest.target.vocab_size,
             num_threads=num_threads,
             provider_options=provider_options,
             graphs=_sampler_graphs(bundle),
+            **sizes,
         )
 
     return open_together(
@@ -260,6 +269,8 @@ def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
     """Say why a bundle's sampler does not run on a device; empty where it does."""
     from outrider.engines.pair import why_no_graphs
 
+    if chosen.kind != CPU and not _why_no_kernels():
+        return ""
     if reason := why_no_graphs(bundle):
         return reason
     if chosen.kind == CPU:
@@ -308,6 +319,15 @@ def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
     except EngineError as error:
         return str(error)
     return ""
+
+
+def _why_no_kernels() -> str:
+    """Say why the sampler does not run as kernels; the graphs of the bundle may instead."""
+    try:
+        from outrider.engines.device.cuda_kernels import why_no_compiler
+    except ImportError:
+        return "cuda-bindings is not installed"
+    return why_no_compiler()
 
 
 def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:

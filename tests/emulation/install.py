@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import onnxruntime
 import outrider.engines.device.cuda
+import outrider.engines.device.cuda_kernels
 import outrider.engines.onnx.session
 import outrider.engines.tensorrt.api
 import outrider.export.tensorrt.build
 import pytest
+from outrider.engines.device.cuda import CudaDevice
 
 from tests.emulation import tensorrt_runtime
 from tests.emulation.cuda_provider import CPU_PROVIDER, CUDA_PROVIDER, cuda_session
 from tests.emulation.cuda_runtime import EmulatedCuda
+from tests.emulation.kernels.host import HostKernels
 from tests.emulation.tensorrt_runtime import emulated_tensorrt
 
 
@@ -21,10 +24,26 @@ def emulate(
     patch: pytest.MonkeyPatch,
     *,
     has_provider: bool = True,
+    has_kernels: bool = False,
     eager: Callable[[int], bool] = lambda number: False,
 ) -> EmulatedCuda:
-    """A GPU with TensorRT-RTX and, if wanted, ONNX Runtime's CUDA provider."""
+    """A GPU with TensorRT-RTX and, if wanted, ONNX Runtime's CUDA provider and the sampler's kernels."""
     cuda = EmulatedCuda(eager=eager)
+
+    class Kernels(HostKernels):
+        """They run on the device's stream, when its time has come."""
+
+        def __init__(self, device: CudaDevice) -> None:
+            super().__init__()
+            self._stream = device.stream
+
+        def launch(self, name: str, width: int, height: int, arguments: Sequence[int]) -> None:
+            given = tuple(arguments)
+            cuda.enqueue(self._stream, lambda: HostKernels.launch(self, name, width, height, given))
+
+    patch.setattr(outrider.engines.device.cuda_kernels, "CudaKernels", Kernels)
+    missing = "" if has_kernels else "no compiler here"
+    patch.setattr(outrider.engines.device.cuda_kernels, "why_no_compiler", lambda: missing)
     trt = emulated_tensorrt(cuda)
     patch.setattr(outrider.engines.device.cuda, "cudart", cuda)
     patch.setattr(

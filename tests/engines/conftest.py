@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from outrider.engines.device.base import HostDevice
+from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
 from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.sampling.noise import CounterNoise
 from outrider.export.sampler_graphs import write_sampler_graphs
 
+from tests.emulation.kernels.host import HostKernels
 from tests.engines.device.device_laws import MAX_TRIALS
 
 # The graphs keep the laws of so many draft tokens.
@@ -44,24 +47,22 @@ class Switch:
         return self.source.exponentials(*args, **kwargs)
 
 
-@pytest.fixture(scope="session")
-def loaded(folders):
-    """Samplers by vocabulary, graphs loaded once, and their noise."""
+@pytest.fixture(scope="session", params=["graphs", "kernels"])
+def loaded(request, folders):
+    """Samplers by vocabulary, loaded once, and their noise: as ONNX graphs and as kernels."""
     made = {}
 
     def sampler(vocab_size):
         if vocab_size not in made:
+            sizes = {"max_batch": MAX_TRIALS, "max_gamma": MAX_GAMMA, "vocab_size": vocab_size}
             noise = Switch()
-            made[vocab_size] = (
-                noise,
-                open_onnx_sampler(
-                    folders(vocab_size),
-                    max_batch=MAX_TRIALS,
-                    max_gamma=MAX_GAMMA,
-                    vocab_size=vocab_size,
-                    noise=noise,
-                ),
-            )
+            if request.param == "graphs":
+                opened = open_onnx_sampler(folders(vocab_size), noise=noise, **sizes)
+            else:
+                opened = open_kernel_sampler(
+                    HostKernels(), device=HostDevice(), noise=noise, **sizes
+                )
+            made[vocab_size] = (noise, opened)
         return made[vocab_size]
 
     return sampler

@@ -36,6 +36,7 @@ class DeviceRound:
         rows: those to serve; row b of every tensor is slot ``rows[0].slot - rows[0].index + b``.
         gamma: positions, less one.
         race_noise: where shared exponentials come from; None for the graph that draws them.
+        has_kernels: see ``GraphSampler``.
 
     Raises:
         EngineError: more draft tokens than probabilities can be kept for.
@@ -49,6 +50,7 @@ class DeviceRound:
         *,
         gamma: int,
         race_noise: NoiseSource | None,
+        has_kernels: bool = False,
     ) -> None:
         longest = max(gamma, *(len(row.draft_tokens) for row in rows))
         if longest > gamma or longest >= runner.depth:
@@ -63,7 +65,11 @@ class DeviceRound:
             vocab_size=runner.vocab_size,
         )
         self._variant = variant_for(rows, vocab_size=runner.vocab_size)
-        self._feeds = describe(rows, self._shape, self._variant)
+        self._has_kernels = has_kernels
+        has_lists = self._variant.is_full
+        if has_kernels:
+            has_lists = any(row.params.has_processors for row in rows)
+        self._feeds = describe(rows, self._shape, self._variant, has_lists=has_lists)
         self._draft_tokens: HostArray | DeviceTensor = self._feeds[names.DRAFT_TOKENS]
 
     def propose(self, logits: Logits, depths: IntArray) -> DeviceTensor:
@@ -154,7 +160,10 @@ class DeviceRound:
         if self._variant is Variant.RACE:
             is_judging = file == names.judge_file(self._variant)
             width = self._shape.num_positions if is_judging else 1
-            given[names.RACES] = self._races(spans, width)
+            if self._has_kernels:
+                given |= race_addresses(self._rows, self._shape, spans, width)
+            else:
+                given[names.RACES] = self._races(spans, width)
         slot = self._rows[0].slot - self._rows[0].index
         return self._runner.run(file, given, slot=slot, num_rows=self.num_rows)
 

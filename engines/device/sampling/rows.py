@@ -62,7 +62,9 @@ def variant_for(rows: Sequence[SamplingRow], *, vocab_size: int) -> Variant:
     return Variant.GREEDY
 
 
-def describe(rows: Sequence[SamplingRow], shape: Shape, variant: Variant) -> Feeds:
+def describe(
+    rows: Sequence[SamplingRow], shape: Shape, variant: Variant, *, has_lists: bool
+) -> Feeds:
     """Return a graph's inputs for its rows, except for those that ``propose`` and ``judge`` add.
 
     Rows of the batch that are not among ``rows`` are greedy, draft nothing, and write what they keep
@@ -86,6 +88,7 @@ def describe(rows: Sequence[SamplingRow], shape: Shape, variant: Variant) -> Fee
             if reason := hosts_reason(row.params):
                 raise EngineError(reason)
             _count_cuts(counts[row.index], row, shape.vocab_size)
+    if has_lists:
         feeds.update(describe_lists(rows, shape.num_rows, vocab_size=shape.vocab_size))
     return feeds
 

@@ -43,7 +43,9 @@ class GraphSampler:
             instead of ``noise``, whose words it has to the bit, and is never uploaded. None: except
             on the host, where the graph takes 385 ms at V = 151,936 and numpy 0.4.
         list_limits: longest lists of parameters that the graphs take, by axis; empty for any.
-        scratch: memory of the device that the graphs share, freed with the sampler; None for none.
+        has_kernels: whether the graphs are kernels: they read lists only where a row has any, truncate in every
+            variant, and draw races themselves.
+        on_close: called behind the last graph's end: frees what they share.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class GraphSampler:
         noise: NoiseSource | None = None,
         draws_races: bool | None = None,
         list_limits: Mapping[str, int] = MappingProxyType({}),
-        scratch: int | None = None,
+        has_kernels: bool = False,
+        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
         self._runner = SamplerRunner(
@@ -68,7 +71,8 @@ class GraphSampler:
             device=device,
         )
         self._list_limits = list_limits
-        self._scratch = scratch
+        self._has_kernels = has_kernels
+        self._on_close = on_close
         self._draws_races = device.kind != "cpu" if draws_races is None else draws_races
 
     def why_not(self, params: SamplingParams) -> str:
@@ -138,13 +142,18 @@ class GraphSampler:
     def close(self) -> None:
         """Free the device's memory."""
         self._runner.close()
-        if self._scratch is not None:
-            self._runner.device.free(self._scratch)
-            self._scratch = None
+        self._on_close()
 
     def _round(self, rows: Sequence[SamplingRow], gamma: int) -> DeviceRound:
         noise = None if self._draws_races else self._noise
-        return DeviceRound(self._runner, self._noise, rows, gamma=gamma, race_noise=noise)
+        return DeviceRound(
+            self._runner,
+            self._noise,
+            rows,
+            gamma=gamma,
+            race_noise=noise,
+            has_kernels=self._has_kernels,
+        )
 
 
 def _groups(

@@ -74,7 +74,7 @@ def test_what_is_the_hosts_whatever_the_limits(params: SamplingParams, reason: s
     assert why_not(params, {}) == reason
     shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=V)
     with pytest.raises(EngineError, match=reason.partition(":")[0]):
-        describe([row_for(params=params)], shape, Variant.FULL)
+        describe([row_for(params=params)], shape, Variant.FULL, has_lists=True)
 
 
 def test_what_a_request_may_ask_for_fits_the_plans() -> None:

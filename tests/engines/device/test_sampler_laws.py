@@ -164,7 +164,7 @@ def adjust(tmp_path_factory):
         if vocab_size not in sessions:
             sessions[vocab_size] = session(vocab_size)
         shape = Shape(num_rows=1, num_positions=num_positions, depth=9, vocab_size=vocab_size)
-        feeds = describe([row], shape, Variant.FULL)
+        feeds = describe([row], shape, Variant.FULL, has_lists=True)
         probs, greatest = sessions[vocab_size].run(
             ["probs", "greatest"], {**feeds, names.LOGITS: logits[None]}
         )

@@ -176,7 +176,7 @@ def test_coins_and_the_next_draw_have_their_own_addresses():
 def test_the_samplers_graphs_refuse_it_by_name():
     shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=2)
     row = replace(row_for((0,)), is_sampled_draft=True, verifies_block=True)
-    feeds = describe([row], shape, Variant.PLAIN)
+    feeds = describe([row], shape, Variant.PLAIN, has_lists=False)
     with pytest.raises(EngineError, match="blocks"):
         describe_judgement(feeds, [row], shape, CounterNoise(), np.array([1]))
 

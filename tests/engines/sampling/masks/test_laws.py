@@ -507,4 +507,4 @@ def test_a_devices_graphs_leave_masked_rows_to_the_host():
     assert mixed.judge(None, rows) == mixed.propose(None, rows, vocab_size=V) == ["graphs", "host"]
     shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=V)
     with pytest.raises(EngineError, match="token masks"):
-        describe([rows[1]], shape, Variant.GREEDY)
+        describe([rows[1]], shape, Variant.GREEDY, has_lists=False)

@@ -1,0 +1,1 @@
+"""The sampler's kernels compiled for the host."""
