@@ -28,7 +28,7 @@ from outrider.engines.base import (
     Span,
 )
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import LOGITS, TOKENS, past_names, present_names
+from outrider.engines.bundle.names import LENGTHS, LOGITS, TOKENS, past_names, present_names
 from outrider.engines.bundle.plans import Shape, profile_for, rows_of_longest
 from outrider.engines.device.base import DeviceTensor, PlanDevice
 from outrider.engines.device.kv_cache import PlanCache
@@ -45,6 +45,7 @@ from outrider.engines.device.transfers import (
     Uploads,
 )
 from outrider.engines.device.trees import PlanTrees, has_tree
+from outrider.engines.devices import CPU
 from outrider.engines.kv_cache import GROWTH_ROOM
 from outrider.engines.spans import (
     NO_ENCODER,
@@ -97,6 +98,8 @@ class PlanEngine(WithoutCopies):
         self._device = device
         rows = min(rows_of_longest(plan.entry.profiles) for plan in self._plans)
         self.limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
+        # What reads by lengths takes no longer in a larger cache, and other addresses would end all recordings.
+        self._never_shrinks = device.kind != CPU and LENGTHS in self._plans[0].inputs
         self._cache: PlanCache | None = PlanCache(
             device,
             past_names(model.num_layers),
@@ -106,6 +109,8 @@ class PlanEngine(WithoutCopies):
             max_batch=limits.max_batch,
             item_bytes=CACHE_DTYPES[self.precision].itemsize,
             capacity=self._plans[0].entry.capacity,
+            # An H200 gave equal bits with NaN beyond lengths; a tree's kernel masks, and the host's answers NaN.
+            reads_lengths=self._never_shrinks and trees is None,
         )
         self.is_row_invariant = is_row_invariant
         self._owns_device = owns_device
@@ -226,7 +231,7 @@ class PlanEngine(WithoutCopies):
         room = GROWTH_ROOM * cache.trim(lengths)
         sizes = (plan.entry.capacity for plan in self._plans)
         capacity = next((size for size in sizes if size >= room), cache.capacity)
-        if capacity < cache.capacity:
+        if capacity < cache.capacity and not self._never_shrinks:
             cache.resize(capacity)
 
     def close(self) -> None:

@@ -1,9 +1,7 @@
 """Keys and values of all slots in a device's memory, for graphs that write them in place.
 
 Layout and invariants are those of ``engines.kv_cache``; elements have two or four bytes, nothing is
-ever copied over the host, and what must be cleared or moved is enqueued on the device. K2 holds where attention reads
-by lengths too: the host's kernel for those graphs answers NaN where NaN lies beyond a row's length, and no GPU has
-shown that its kernels do not.
+ever copied over the host, and what must be cleared or moved is enqueued on the device.
 """
 
 from __future__ import annotations
@@ -17,7 +15,9 @@ from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 class PlanCache:
     """Buffers of one model's slots, of texts or of sources, and how many tokens of each slot are valid or written.
 
-    ``pasts`` are graphs' inputs of them, layer by layer: keys, then values. ``presents`` are the outputs.
+    ``pasts`` are graphs' inputs of them, layer by layer: keys, then values. ``presents`` are the outputs. Where
+    ``reads_lengths``, nothing reads beyond a row's length, so that K2 need not hold and only a new text clears what the
+    last one left behind: behind each rejection that would be two memsets a layer and row.
     """
 
     def __init__(
@@ -31,7 +31,9 @@ class PlanCache:
         max_batch: int,
         item_bytes: int,
         capacity: int,
+        reads_lengths: bool = False,
     ) -> None:
+        self._reads_lengths = reads_lengths
         self.lengths = [0] * max_batch
         self.capacity = capacity
         self._device = device
@@ -130,6 +132,9 @@ class PlanCache:
     def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
         """Clear what lies beyond an extend about to write ``[start, start + num_tokens)``."""
         end = start + num_tokens
+        if start and self._reads_lengths:
+            self._written[slot] = max(end, self._written[slot])
+            return
         self._clear(slot, end, self._written[slot])
         self._written[slot] = end
 

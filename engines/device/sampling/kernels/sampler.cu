@@ -91,7 +91,7 @@ __device__ float exp_of(float y) {  // y <= 0; 0 below 2^-42, which has no mass
   p = __fmaf_rn(p, r, 1.6666665459e-1f);
   p = __fmaf_rn(p, r, 5.0000001201e-1f);
   p = __fmaf_rn(__fmul_rn(p, r), r, __fadd_rn(r, 1.0f));
-  return __int_as_float(__float_as_int(p) + ((int)n << 23));
+  return __int_as_float(__float_as_int(p) + (int)((u32)(int)n << 23));
 }
 
 __device__ float log_of(float x) {  // x > 0, normal
