@@ -54,9 +54,11 @@ def main() -> None:
 def with_drawings(page: str) -> str:
     """Return the page with the drawings between their markers as the code has them now."""
     for name, lines in (("rings", rings(imports())), ("step", step(ROOT / STEP_FILE))):
-        block = "\n".join([*lines, ""])
-        marked = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)"
-        page = re.sub(marked, lambda found, new=block: found[1] + new + found[2], page, flags=re.S)
+        found = re.search(rf"<!-- {name}: [^\n]*-->\n", page)
+        if found is None:
+            raise SystemExit(f"ARCHITECTURE.md has no place for {name}")
+        end = page.index("<!-- end -->", found.end())
+        page = "\n".join([page[: found.end()] + lines[0], *lines[1:], page[end:]])
     return page
 
 

@@ -153,3 +153,22 @@ def test_commands_exist_and_know_the_options(document: str):
 
 def test_the_readme_is_short():
     assert len(read("README.md").splitlines()) <= 130
+
+
+def test_every_measurement_has_its_date_commit_machine_and_command():
+    for section in read("docs/measurements.md").split("\n## ")[1:]:
+        said = ""
+        for block in section.split("\n\n"):
+            if not block.startswith("|"):
+                said += block.lower()
+                continue
+            head, _, *rows = [line.strip("| ").split(" | ") for line in block.splitlines()]
+            if head[-4:] != ["date", "commit", "machine", "command"]:
+                origin = said.partition("all rows:")[2]
+                assert re.search(r"\d{4}-\d\d-\d\d;", origin), head
+                assert "machine" in origin, head
+                continue
+            for row in rows:
+                assert len(row) == len(head), row
+                assert all(row), row
+                assert re.fullmatch(r"\d{4}-\d\d-\d\d", row[-4]), row
