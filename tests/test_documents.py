@@ -105,6 +105,19 @@ def test_paths_exist(document: str):
     assert not missing
 
 
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", page, re.M)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_to_sections_have_their_heading(document: str):
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", read(document)):
+        page = (ROOT / document).parent / link if link else ROOT / document
+        assert anchor in anchors(page.read_text(encoding="utf-8")), f"{link}#{anchor}"
+
+
 @pytest.mark.parametrize("document", OF_THIS_BUILD)
 def test_modules_exist_and_know_the_options(document: str):
     text = read(document).replace("\\\n", " ")
