@@ -150,7 +150,7 @@ def entry_points() -> Iterator[str]:
     for group, entries in sorted(project["entry-points"].items()):
         folders = {folder_of(place.partition(":")[0]) for place in entries.values()}
         for folder in sorted(one for one in folders if one and ring_of(one) == "add-ons"):
-            yield f'  core -. "{group}" .-> {key(folder)}'
+            yield f'  core -.->|"{group}"| {key(folder)}'
 
 
 def step(path: Path) -> list[str]:
