@@ -2,7 +2,7 @@
 
     python -m scripts.draw_architecture
 
-Imports and calls are read from the syntax trees; only the notes beside a step's functions are written by hand.
+Imports and calls are read from the syntax trees; the list of what a step calls, with its notes, is written by hand.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,20 +26,17 @@ PLACES = {
     "scripts": "scripts",
 }
 STEP_FILE = "runtime/loop/step.py"
-# Functions of a step that are drawn, with the file that defines each. Their order and nesting are the code's.
-STEP = {
-    "run_step": (STEP_FILE, ""),
+# What a step calls, with the file that defines it. Order, nesting and the functions between are the code's.
+CALLS = {
     "plan_step": ("runtime/core/scheduler.py", "plan: one read or one chunk of a prompt, and the decoding rows"),
     "read": ("runtime/loop/prefill.py", "the encoder reads sources, or"),
     "feed": ("runtime/loop/prefill.py", "the target reads the chunk; the last chunk gives the first token"),
     "choose": ("runtime/gamma/controller.py", "gamma per row"),
     "take_round": ("runtime/loop/device_step.py", "on an accelerator: draft, run and judge in one call, else:"),
     "propose": ("runtime/loop/drafting.py", "draft"),
-    "_verify": (STEP_FILE, ""),
     "row_to_judge": ("runtime/loop/drafting.py", "sampling parameters and draft of a row"),
     "extend": ("engines/base.py", "run: one pass of the target"),
     "judge": ("engines/sampling/base.py", "judge: the accepted tokens, and the token after them"),
-    "_commit": (STEP_FILE, ""),
     "keep_path": ("engines/base.py", "of a tree, the cache rows of the accepted path"),
     "commit": ("runtime/core/request.py", "commit: tokens, text, counts, events"),
     "tell": ("runtime/loop/drafting.py", "drafters learn the outcome"),
@@ -53,7 +51,7 @@ def main() -> None:
 
 def with_drawings(page: str) -> str:
     """Return the page with the drawings between their markers as the code has them now."""
-    for name, lines in (("rings", rings(imports())), ("step", step(ROOT / STEP_FILE))):
+    for name, lines in (("rings", rings(imports())), ("step", step("run_step", STEP_FILE))):
         found = re.search(rf"<!-- {name}: [^\n]*-->\n", page)
         if found is None:
             raise SystemExit(f"ARCHITECTURE.md has no place for {name}")
@@ -153,31 +151,45 @@ def entry_points() -> Iterator[str]:
             yield f'  core -.->|"{group}"| {key(folder)}'
 
 
-def step(path: Path) -> list[str]:
-    """Return the calls of a step as an indented list, those of functions of the same file under their caller."""
-    bodies = functions(path)
-    seen: set[str] = set()
+def step(name: str, file: str) -> list[str]:
+    """Return the calls of a step as an indented list, each once; functions of ``runtime/loop`` are opened."""
+    missing = dict(CALLS)
 
-    def drawn(name: str, depth: int) -> Iterator[str]:
-        seen.add(name)
-        file, note = STEP[name]
-        if name not in functions(ROOT / file):
-            raise SystemExit(f"{file} has no {name}")
-        yield f"{'  ' * depth + name:<20}{file:<34}{note}".rstrip()
-        for called in called_names(bodies[name]) if file == STEP_FILE else ():
-            if called in STEP and called not in seen:
-                yield from drawn(called, depth + 1)
+    def drawn(name: str, file: str, depth: int) -> list[str]:
+        if name in CALLS and missing.pop(name, None) is None:
+            return []
+        here, found = functions(file), f"{'  ' * depth + name:<22}{file:<34}"
+        if name in CALLS:
+            if name not in here:
+                raise SystemExit(f"{file} has no {name}")
+            return [found + CALLS[name][1]]
+        places = {called: places_of(file).get(called) for called in called_names(here[name])}
+        below = [drawn(called, at, depth + 1) for called, at in places.items() if at is not None]
+        return [found.rstrip(), *chain(*below)] if any(below) else []
 
-    lines = list(drawn("run_step", 0))
-    if missing := STEP.keys() - seen:
+    lines = drawn(name, file, 0)
+    if missing:
         raise SystemExit(f"not called by a step: {', '.join(sorted(missing))}")
     return ["```", *lines, "```"]
 
 
-def functions(path: Path) -> dict[str, ast.FunctionDef]:
+def functions(file: str) -> dict[str, ast.FunctionDef]:
     """Return the functions and methods of a file by name."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return {one.name: one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)}
+
+
+def places_of(file: str) -> dict[str, str]:
+    """Return the file of each function that a file may call: its own, those it imports from the loop, and ``CALLS``."""
+    found = dict.fromkeys(functions(file), file)
+    for name in imported_names(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        module, _, function = name.rpartition(".")
+        if module.startswith("outrider.runtime.loop."):
+            found[function] = f"{module.removeprefix('outrider.').replace('.', '/')}.py"
+    return {
+        **{called: at for called, at in found.items() if called in functions(at)},
+        **{called: at for called, (at, _) in CALLS.items()},
+    }
 
 
 def called_names(node: ast.AST) -> Iterator[str]:
