@@ -1,8 +1,8 @@
-"""Writes docs/api.md: every message and field of ``outrider.v1``, and what of a request OpenAI's protocol has.
+"""Writes docs/api.md: every message and field of ``outrider.v1``, and the fields of OpenAI's protocol.
 
     python -m scripts.list_fields
 
-Meanings are the comments of ``inference.proto``; defaults, and what a field goes with, are the rows of
+Meanings are the comments of ``inference.proto``; defaults and restrictions are the rows of
 ``runtime.serving.requests.fields``.
 """
 
@@ -30,9 +30,9 @@ PAGE = ROOT / "docs" / "api.md"
 SOURCE = "outrider/v1/inference.proto"
 HEAD = """# The API, field by field
 
-Made by `python -m scripts.list_fields` from `proto/outrider/v1/inference.proto` and the server's table of fields.
-How calls end, and what clients should do then, is in [serving.md](serving.md); other protocols are in
-[http.md](http.md) and [protocols.md](protocols.md).
+Written by `python -m scripts.list_fields` from `proto/outrider/v1/inference.proto` and the server's table of fields.
+Statuses and options by subject: [serving.md](serving.md); words: [glossary](../ARCHITECTURE.md#glossary);
+other protocols: [http.md](http.md), [protocols.md](protocols.md).
 """
 _TYPES = {
     FieldDescriptorProto.TYPE_DOUBLE: "double",
@@ -41,6 +41,10 @@ _TYPES = {
     FieldDescriptorProto.TYPE_UINT32: "uint32",
     FieldDescriptorProto.TYPE_UINT64: "uint64",
     FieldDescriptorProto.TYPE_SINT32: "sint32",
+}
+_MODELS = {
+    Models.ENCODER_DECODER: "encoder-decoder models only",
+    Models.DECODER_ONLY: "decoder-only models only",
 }
 # Numbers of fields within descriptors, of which the paths of comments are made.
 _SERVICE, _METHOD, _MESSAGE, _FIELD, _ENUM, _VALUE = 6, 2, 4, 2, 5, 2
@@ -94,12 +98,12 @@ def _answer(method: MethodDescriptorProto) -> str:
 
 
 def _openai() -> Iterator[str]:
-    """Yield what OpenAI's requests have."""
+    """Yield the fields that OpenAI's protocol takes over, and those that it refuses."""
     names = sorted(by_name())
     yield "## OpenAI's protocol\n"
-    yield "Fields of `GenerateRequest` and `Sampling` that stand at the top of a request's JSON by the same name: "
+    yield "Requests take these fields of `GenerateRequest` and `Sampling` at the top level, by the same name: "
     yield f"{', '.join(f'`{name}`' for name in names)}; and `speculation`, an object.\n"
-    yield "Refused by name, with what to use instead:\n"
+    yield "They refuse these, with a replacement where there is one:\n"
     for name, rule in NOT_SERVED_BY_NAME.items():
         yield f"* `{name}`: {rule}"
     yield ""
@@ -115,7 +119,7 @@ def _message(message: DescriptorProto, path: tuple[int, ...], comments: Comments
         message.name
     )
     has_rows = prefix is not None
-    yield f"| field | type |{' default | goes with |' if has_rows else ''} meaning |"
+    yield f"| field | type |{' default | restriction |' if has_rows else ''} meaning |"
     yield f"|---|---|{'---|---|' if has_rows else ''}---|"
     for number, field in enumerate(message.field):
         about = comments.get((*path, _FIELD, number), "").replace("|", "\\|")
@@ -127,21 +131,21 @@ def _message(message: DescriptorProto, path: tuple[int, ...], comments: Comments
 
 
 def _row(path: str) -> str:
-    """Return default and company of a field of the table."""
+    """Return default and restriction of a field of the table."""
     field = FIELDS.get(path)
     if field is None:
         return " | |"
     default = "" if field.default in (None, "", ()) else f"`{field.default}`"
-    company = []
+    restrictions = []
     if field.refusal:
-        company.append("not served")
+        restrictions.append("refused")
     if field.search is Search.ONLY:
-        company.append("beam search alone")
+        restrictions.append("beam search only")
     if field.search in (Search.NEVER, Search.UNTOLD):
-        company.append("no beam search")
+        restrictions.append("not with beam search")
     if field.models is not Models.ALL:
-        company.append(f"models {field.models.value.removeprefix('those ')}")
-    return f" {default} | {', '.join(company)} |"
+        restrictions.append(_MODELS[field.models])
+    return f" {default} | {', '.join(restrictions)} |"
 
 
 def _type(message: DescriptorProto, field: FieldDescriptorProto) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 import typer
 from outrider.runtime.cli.main import app
+
+from scripts.draw_architecture import called_names, rings, with_drawings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
@@ -59,53 +59,34 @@ def test_every_folder_of_code_is_drawn_and_nothing_else():
     assert set(drawn) == packages | {"tests"}
 
 
-@cache
-def functions(file: str) -> dict[str, ast.FunctionDef]:
-    """Return the functions and methods of a file by name, the first of each name."""
-    tree = ast.parse(read(file))
-    found: dict[str, ast.FunctionDef] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            found.setdefault(node.name, node)
-    return found
+def test_the_drawings_of_rings_and_step_are_those_of_the_code():
+    page = read("ARCHITECTURE.md")
+    assert page.count("```mermaid") == 1
+    assert with_drawings(page) == page, "run python -m scripts.draw_architecture"
 
 
-def called_names(node: ast.AST) -> Iterator[str]:
-    """Names of the functions that a body calls, in the order in which they are evaluated."""
-    if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For):
-        parts = [node.iter, *node.body] if isinstance(node, ast.For) else [node.value]
-        for part in parts:
-            yield from called_names(part) if part is not None else ()
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from called_names(child)
-    if isinstance(node, ast.Call):
-        yield node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+def test_a_ring_that_imports_another_is_drawn():
+    edges = {"runtime/core": {"engines", "runtime/addons/ray"}, "runtime/addons/ray": {"engines"}}
+    lines = rings(edges)
+    assert "  runtime_core --> runtime_addons_ray" in lines
+    assert "  runtime_addons_ray --> engines" in lines
+    assert "  runtime_core --> engines" not in lines, "the other two arrows show it"
 
 
-def is_in_order(names: list[str], calls: Iterator[str]) -> bool:
-    return all(name in calls for name in names)
-
-
-def test_the_drawn_step_is_the_code_s():
-    above: list[tuple[str, str]] = []
-    children: dict[tuple[str, str], list[str]] = {}
-    for line in drawing("One step"):
-        name, file = line.split()[:2]
-        assert name in functions(file), f"{file} has no {name}"
-        above[indent(line) :] = [(name, file)]
-        if len(above) > 1:
-            children.setdefault(above[-2], []).append(name)
-    assert above[0] == ("run_step", "runtime/loop/step.py")
-    for (name, file), drawn in children.items():
-        body = functions(file)[name]
-        assert is_in_order(drawn, called_names(body)), f"{name} does not call {drawn} in this order"
-
-
-def test_a_step_in_another_order_is_noticed():
-    body = ast.parse("result = judge(run(draft(plan())))\nfor row in rows(): commit(row)")
-    assert is_in_order(["plan", "draft", "run", "judge", "rows", "commit"], called_names(body))
-    assert not is_in_order(["draft", "plan"], called_names(body))
+def test_calls_are_drawn_in_the_order_in_which_they_are_made():
+    source = """
+def run_step():
+    plan()
+    if is_idle():
+        return finish()
+    try:
+        verdicts = judge(run(draft()))
+    except OSError:
+        recover()
+    for row in rows(): commit(row)
+"""
+    calls = list(called_names(ast.parse(source)))
+    assert calls == ["plan", "is_idle", "draft", "run", "judge", "rows", "commit"]
 
 
 @pytest.mark.parametrize("document", OF_THIS_BUILD)
@@ -124,6 +105,19 @@ def test_paths_exist(document: str):
     assert not missing
 
 
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", page, re.M)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_to_sections_have_their_heading(document: str):
+    for link, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", read(document)):
+        page = (ROOT / document).parent / link if link else ROOT / document
+        assert anchor in anchors(page.read_text(encoding="utf-8")), f"{link}#{anchor}"
+
+
 @pytest.mark.parametrize("document", OF_THIS_BUILD)
 def test_modules_exist_and_know_the_options(document: str):
     text = read(document).replace("\\\n", " ")
@@ -140,7 +134,7 @@ def test_names_of_our_modules_are_the_installed_ones(document: str):
     text = read(document)
     assert not re.findall(r"`((?:engines|runtime|export)\.[a-z][\w.]*)`", text)
     for name in re.findall(r"\boutrider((?:\.[a-z_]\w*)+)", text):
-        if name == ".drafters":  # the entry-point group
+        if name in (".drafters", ".protocols"):  # groups of entry points
             continue
         top, *parts = name.removeprefix(".").split(".")
         found = ROOT / top if (ROOT / top).is_dir() else ROOT / "proto" / "outrider" / top
@@ -172,3 +166,22 @@ def test_commands_exist_and_know_the_options(document: str):
 
 def test_the_readme_is_short():
     assert len(read("README.md").splitlines()) <= 130
+
+
+def test_every_measurement_has_its_date_commit_machine_and_command():
+    for section in read("docs/measurements.md").split("\n## ")[1:]:
+        said = ""
+        for block in section.split("\n\n"):
+            if not block.startswith("|"):
+                said += block.lower()
+                continue
+            head, _, *rows = [line.strip("| ").split(" | ") for line in block.splitlines()]
+            if head[-4:] != ["date", "commit", "machine", "command"]:
+                origin = said.partition("all rows:")[2]
+                assert re.search(r"\d{4}-\d\d-\d\d;", origin), head
+                assert "machine" in origin, head
+                continue
+            for row in rows:
+                assert len(row) == len(head), row
+                assert all(row), row
+                assert re.fullmatch(r"\d{4}-\d\d-\d\d", row[-4]), row
