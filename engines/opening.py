@@ -216,7 +216,7 @@ def _open_together(
             provider_options=provider_options,
         )
 
-    sizes = {
+    sizes: dict[str, Any] = {
         "max_batch": max_batch,
         "max_gamma": manifest.max_gamma,
         "vocab_size": manifest.target.vocab_size,
@@ -224,7 +224,7 @@ def _open_together(
 
     def open_sampler() -> GraphSampler:
         if chosen.kind != CPU and not _why_no_kernels():
-            from outrider.engines.device.cuda_kernels import CudaKernels
+            from outrider.engines.device.sampling.kernels.compiled import CudaKernels
             from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
 
             return open_kernel_sampler(CudaKernels(memory), device=memory, **sizes)
@@ -324,7 +324,7 @@ def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
 def _why_no_kernels() -> str:
     """Say why the sampler does not run as kernels; the graphs of the bundle may instead."""
     try:
-        from outrider.engines.device.cuda_kernels import why_no_compiler
+        from outrider.engines.device.sampling.kernels.compiled import why_no_compiler
     except ImportError:
         return "cuda-bindings is not installed"
     return why_no_compiler()

@@ -80,7 +80,7 @@ HEAVY = {
     "onnxruntime": "engines.onnx",
     "sentencepiece": "export.tokenizers",
     "tensorrt": "engines.tensorrt export.tensorrt",
-    "cuda": "engines.device.cuda",
+    "cuda": "engines.device.cuda engines.device.sampling.kernels.compiled",
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
     "grpc": "runtime.serving runtime.addons outrider",
     "ray": "runtime.addons.ray.app runtime.addons.ray.router",

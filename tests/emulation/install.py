@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import onnxruntime
 import outrider.engines.device.cuda
-import outrider.engines.device.cuda_kernels
+import outrider.engines.device.sampling.kernels.compiled
 import outrider.engines.onnx.session
 import outrider.engines.tensorrt.api
 import outrider.export.tensorrt.build
@@ -41,9 +41,11 @@ def emulate(
             given = tuple(arguments)
             cuda.enqueue(self._stream, lambda: HostKernels.launch(self, name, width, height, given))
 
-    patch.setattr(outrider.engines.device.cuda_kernels, "CudaKernels", Kernels)
+    patch.setattr(outrider.engines.device.sampling.kernels.compiled, "CudaKernels", Kernels)
     missing = "" if has_kernels else "no compiler here"
-    patch.setattr(outrider.engines.device.cuda_kernels, "why_no_compiler", lambda: missing)
+    patch.setattr(
+        outrider.engines.device.sampling.kernels.compiled, "why_no_compiler", lambda: missing
+    )
     trt = emulated_tensorrt(cuda)
     patch.setattr(outrider.engines.device.cuda, "cudart", cuda)
     patch.setattr(

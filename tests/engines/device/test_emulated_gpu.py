@@ -17,9 +17,9 @@ import pytest
 from outrider.engines import pair
 from outrider.engines.base import BundleError, EngineError, FloatArray
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.engines.device import cuda_kernels
 from outrider.engines.device.base import HostDevice
 from outrider.engines.device.cuda import CudaDevice
+from outrider.engines.device.sampling.kernels import compiled
 from outrider.engines.onnx import device_plan, session
 from outrider.engines.opening import choose_device, open_engine, open_pair
 from outrider.engines.pair import DEVICE, HOST
@@ -86,7 +86,7 @@ def scheduled(request: pytest.FixtureRequest) -> Iterator[EmulatedCuda]:
 def sampled_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What samples on the device; of a GPU that is there already."""
     missing = "" if request.param == "kernels" else "no compiler here"
-    monkeypatch.setattr(cuda_kernels, "why_no_compiler", lambda: missing)
+    monkeypatch.setattr(compiled, "why_no_compiler", lambda: missing)
     return str(request.param)
 
 

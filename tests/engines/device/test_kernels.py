@@ -187,7 +187,7 @@ def test_undefined_behaviour_is_not_relied_on() -> None:
 def test_it_compiles_for_every_gpu_without_spilling(
     compute_capability: str, tmp_path: Path
 ) -> None:
-    kernels = pytest.importorskip("outrider.engines.device.cuda_kernels")
+    kernels = pytest.importorskip("outrider.engines.device.sampling.kernels.compiled")
     if reason := kernels.why_no_compiler():
         pytest.skip(reason)
     code = tmp_path / "sampler.cubin"

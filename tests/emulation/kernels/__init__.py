@@ -1,1 +1,0 @@
-"""The sampler's kernels compiled for the host."""
