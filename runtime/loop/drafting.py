@@ -20,7 +20,7 @@ from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
 from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, Need, Outcome
 from outrider.runtime.drafters.compose import as_error
 from outrider.runtime.drafters.registry import Drafters
-from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
+from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
 
 logger = logging.getLogger(__name__)
 

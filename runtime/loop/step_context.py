@@ -16,9 +16,9 @@ from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.controller import Controller
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.gamma.tree_prices import TreePrices, node_cost
 from outrider.runtime.loop.drafting import DraftRules
 from outrider.runtime.loop.prefill import PromptFeeder, SourceReader
-from outrider.runtime.loop.tree_prices import TreePrices, node_cost
 
 SCORED_BYTES = 32 << 20
 """Of the logits of one chunk of prompt. Engines keep room for up to twice as many from then on.

@@ -7,7 +7,7 @@ from outrider.runtime.core import request, scheduler
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.drafters.model import model, tree
 from outrider.runtime.grammar import form
-from outrider.runtime.loop import drafting, step
+from outrider.runtime.loop import drafting, step, verification
 
 import tests.runtime.core.test_scheduler as scheduler_tests
 import tests.runtime.grammar.test_answers as answer_tests
@@ -80,11 +80,11 @@ MUTATIONS = {
         request, "                form.commit(tokens)\n", "                pass\n", "counted_apart",
     ),
     "forced tokens are never fed": (
-        step, "behind_forced(span, request) if request.num_pending and tokens else span", "span",
+        verification, "behind_forced(span, request) if request.num_pending and tokens else span", "span",
         "answers_of_model",
     ),
     "a tree stands behind the first forced token": (
-        step, "*(num_pending + parent for parent in parents)", "*parents", "tree_answers",
+        verification, "*(num_pending + parent for parent in parents)", "*parents", "tree_answers",
     ),
     "a tree's path is kept in the wrong place": (
         step, "path = [num_pending + node for node in verdict.path]", "path = [*verdict.path]",

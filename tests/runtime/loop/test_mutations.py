@@ -9,7 +9,7 @@ from outrider.runtime.core import params, request, scheduler
 from outrider.runtime.core.events import FinishReason
 from outrider.runtime.drafters.model import model
 from outrider.runtime.loop import prefill as prompts
-from outrider.runtime.loop import step
+from outrider.runtime.loop import step, verification
 
 import tests.runtime.drafters.model.test_model as model_tests
 import tests.runtime.loop.samples.test_requests as sample_tests
@@ -92,13 +92,13 @@ MUTANTS = {
         "the_worked_example",
     ),
     "verification starts one token late": (
-        step,
+        verification,
         "start=request.num_computed,",
         "start=request.num_computed + (request.num_output > 0),",
         "seeded_answers_in_any_batch",
     ),
     "verification starts one token early": (
-        step,
+        verification,
         "start=request.num_computed,",
         "start=request.num_computed - (request.num_output > 0),",
         "seeded_answers_in_any_batch",
@@ -152,7 +152,7 @@ MUTANTS = {
         "drafting_stops_after_an_end_token",
     ),
     "a failed verification ends rows that prefill": (
-        step,
+        verification,
         "if gamma is None:",
         "if False:",
         "a_failing_verification_spares",
@@ -183,8 +183,8 @@ MUTANTS = {
     ),
     "a first token is committed though its step failed": (
         step,
-        "reason, first_verdicts, gamma_controller = STEP_FAILED, (), None",
-        "reason, gamma_controller = STEP_FAILED, None",
+        "() if done.was_recovered else fed.first_verdicts",
+        "fed.first_verdicts",
         "prompts_are_read_again",
     ),
     "a first token counts as a pass": (
