@@ -200,8 +200,8 @@ class Controller:
         self._acceptance.keep_only({row.spec.internal_id for row in rows})
         most, catch_up = [], []
         for row, cap in zip(rows, caps, strict=True):
-            left = row.num_remaining
-            most.append(max(0, min(row.gamma, left - 1)) if cap is None else cap)
+            left = row.sequence.num_remaining
+            most.append(max(0, min(row.speculation.gamma, left - 1)) if cap is None else cap)
             pays = row.speculation.is_adaptive
             catch_up.append(self._missed_s(row) / min(max(left, 1), HORIZON) if pays else 0.0)
         hosts = [self._host[_kind(row)] for row in rows]
@@ -215,7 +215,7 @@ class Controller:
                 np.array(catch_up),
             ),
             self._acceptance.expect([(row.spec.internal_id, _group(row)) for row in rows]),
-            self._prices.of_rows(num_rows, max([row.num_known for row in rows])),
+            self._prices.of_rows(num_rows, max([row.sequence.num_known for row in rows])),
             [self._ratios.of(num_rows, longest) for longest in range(self._max_gamma + 1)],
         )
         self._stats.consider(np.array([options.tokens, options.seconds]))
@@ -269,7 +269,9 @@ class Controller:
         rows = [
             (self._num_tries.get(_group(row), 0), self._missed_s(row), slot)
             for slot, (row, cap) in enumerate(zip(self._rows, caps, strict=True))
-            if cap and row.speculation.is_adaptive and row.num_remaining > guard.TRY_STEPS + 2
+            if cap
+            and row.speculation.is_adaptive
+            and row.sequence.num_remaining > guard.TRY_STEPS + 2
         ]
         prices = self._prices.of_rows(num_rows, 0)
         plain_s, one_s = (
@@ -314,7 +316,7 @@ class Controller:
         longest, widest = max([gamma or 0 for gamma in self._asked]), max(depths)
         self._num_plain = 0 if longest else self._num_plain + 1
         self._owed_s = max(0.0, self._owed_s - COST_SHARE * seconds)
-        prices = self._prices.of_rows(num_rows, max([row.num_known for row in live]))
+        prices = self._prices.of_rows(num_rows, max([row.sequence.num_known for row in live]))
         is_settled = longest or self._num_plain > guard.SETTLING_STEPS
         if num_rows == len(live) and seconds > 0.0 and not self._catch_up_s and is_settled:
             table_s = prices.step_s(sum(depths), widest, calls[:widest], host_s)
@@ -342,8 +344,9 @@ class Controller:
         """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway."""
         if not self._uses_model(row.speculation.drafter):
             return 0.0
-        read_s = self._prices.read_s(len(row.spec.source_tokens)) if row.draft_computed < 0 else 0.0
-        num_missing = row.num_known - max(row.draft_computed, 0)
+        computed = row.cache.draft_computed
+        read_s = self._prices.read_s(len(row.spec.source_tokens)) if computed < 0 else 0.0
+        num_missing = row.sequence.num_known - max(computed, 0)
         if num_missing <= self._most_missing:
             return read_s
         return read_s + self._prices.catch_up_s(num_missing - 1)

@@ -130,10 +130,11 @@ def _commit(
             tokens = tried_chain(draft.tokens, draft.parents, verdict.path)
             if num_computed is not None:
                 # Of a tree the draft's cache holds the leading chain, which the kept path may leave.
-                num_computed = min(num_computed, request.num_known + num_leading(verdict.path))
+                num_known = request.sequence.num_known
+                num_computed = min(num_computed, num_known + num_leading(verdict.path))
         try:
             if draft.parents is not None:
-                num_pending = request.num_pending
+                num_pending = request.sequence.num_pending
                 path = [num_pending + node for node in verdict.path]
                 target.keep_path(slot, (*range(num_pending + 1), *path))
                 if (num_exact := num_leading(verdict.path)) < len(verdict.path):

@@ -60,16 +60,17 @@ def verify(
     num_spans = 0
     for index, slot in enumerate(slots):
         request, draft = live[slot], drafted.drafts[slot]
+        sequence = request.sequence
         # The last committed token, whose keys are missing, and the draft.
-        tokens = () if draft is None else (request.last_token, *draft.tokens)
+        tokens = () if draft is None else (sequence.last_token, *draft.tokens)
         span = Span(
             slot=slot,
-            start=request.num_computed,
+            start=request.cache.num_computed,
             tokens=tokens,
             num_logits=len(tokens),
             parents=None if draft is None else draft.parents,
         )
-        spans.append(behind_forced(span, request) if request.num_pending and tokens else span)
+        spans.append(behind_forced(span, request) if sequence.num_pending and tokens else span)
         if draft is not None:
             num_spans = index + 1
             name = request.speculation.drafter
@@ -85,8 +86,8 @@ def verify(
 
 def behind_forced(span: Span, request: Request) -> Span:
     """Return a span whose draft stands behind the tokens that the form forced since the last judged one."""
-    num_pending = request.num_pending
-    before = request.tokens[request.num_computed : request.num_known - 1].tolist()
+    sequence, num_pending = request.sequence, request.sequence.num_pending
+    before = sequence.tokens[request.cache.num_computed : sequence.num_known - 1].tolist()
     parents = span.parents
     if parents is not None:
         parents = (*range(num_pending), *(num_pending + parent for parent in parents))

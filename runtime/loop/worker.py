@@ -338,7 +338,7 @@ class Worker:
             num_free_slots=self._rows.slots.num_free,
             is_draining=self._inbox.is_draining,
             num_kv_tokens=self._rows.num_kv_tokens,
-            num_reading=sum(one.num_unread > 0 for one in self._rows.all_requests),
+            num_reading=sum(one.cache.num_unread > 0 for one in self._rows.all_requests),
             control=None
             if self._parts.gamma_controller is None
             else self._parts.gamma_controller.report(),
@@ -431,7 +431,7 @@ class Worker:
             def let_in(group: Group) -> None:
                 self._rows.admit(group)
                 for request in group:
-                    request.admitted_at = now
+                    request.timestamps.admitted_at = now
 
             with self._wake:
                 self._hopeless += self._inbox.admit(let_in, now)
