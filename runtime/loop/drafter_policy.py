@@ -98,6 +98,8 @@ class SpeculationPolicy:
 
     def resolve_request(self, spec: RequestSpec) -> Speculation:
         """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow."""
+        if spec.beams is not None:
+            return UNDRAFTED
         wanted = spec.speculation
         speculation = self.resolve(wanted)
         if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:

@@ -39,7 +39,7 @@ class LiveRows:
         self, engines: Sequence[Engine], num_slots: int, prefixes: Prefixes | None = None
     ) -> None:
         self._engines = engines
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self._num_admitted = 0
         self.slots = SlotAllocator(num_slots)
         self.requests: list[Request] = []
@@ -82,8 +82,8 @@ class LiveRows:
         """
         if not requests:
             return []
-        if self._prefixes is not None:
-            self._prefixes.keep_finished(requests)
+        if self.prefixes is not None:
+            self.prefixes.keep_finished(requests)
         lost = self._free_searches(requests)
         rows = [r.slot for r in requests if r.slot is not None]
         for slot in sorted(rows, reverse=True):

@@ -20,6 +20,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.base import Forms
 from outrider.runtime.loop.beams.cache import BeamCache
 from outrider.runtime.loop.prefill import PromptFeeder
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 
 MAX_GAMMA = 8
@@ -112,15 +113,19 @@ class Harness:
         self.draft = draft or (ScriptedEngine(draft_logits, bounds) if has_draft else None)
         self.clock = clock or Clock()
         self.worker = Worker(
-            target=self.target,
-            draft=self.draft,
-            sampler=CpuSampler(
-                max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=self.target.limits.vocab_size
+            ServedEngines(
+                target=self.target,
+                draft=self.draft,
+                sampler=CpuSampler(
+                    max_batch=max_batch,
+                    max_gamma=MAX_GAMMA,
+                    vocab_size=self.target.limits.vocab_size,
+                ),
+                max_gamma=MAX_GAMMA,
+                costs=costs,
             ),
             config=ServerConfig(**{"prefill_chunk": 4, **settings}),
-            max_gamma=MAX_GAMMA,
             decoder=decoder or LetterDecoder(),
-            costs=costs,
             clock=self.clock,
             on_beat=on_beat,
             forms=forms,

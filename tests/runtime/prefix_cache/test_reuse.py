@@ -377,7 +377,7 @@ def test_what_is_kept_of_a_draft_model_lies_under_its_own_tokens() -> None:
         prefix_cache_bytes=ROOM,
         prefill_chunk=16,
     )
-    cache = one.worker._rows._prefixes
+    cache = one.worker._rows.prefixes
     assert cache is not None
     lengths = []
     for max_tokens in range(8, 24):
