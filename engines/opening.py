@@ -224,14 +224,13 @@ def _open_together(
         from outrider.engines.onnx.sampler import open_onnx_sampler
 
         return open_onnx_sampler(
-            bundle.root / SAMPLER_FOLDER,
+            _sampler_graphs(bundle),
             device=memory,
             max_batch=max_batch,
             max_gamma=manifest.max_gamma,
             vocab_size=manifest.target.vocab_size,
             num_threads=num_threads,
             provider_options=provider_options,
-            graphs=_sampler_graphs(bundle),
         )
 
     return open_together(
