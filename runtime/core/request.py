@@ -135,25 +135,25 @@ class GroupMembership:
 
 @dataclass(slots=True)
 class PromptScores:
-    """Log-probabilities of a prompt's tokens, noted while it is fed, to be told once.
+    """Log-probabilities of a prompt's tokens, collected while it is fed and reported once.
 
     Attributes:
         logprobs: of the tokens behind the first, as far as they were fed.
-        is_told: whether the caller has them.
+        is_reported: whether the caller has them.
     """
 
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    is_told: bool = False
+    is_reported: bool = False
 
     def take(self, prompt_tokens: Sequence[int]) -> tuple[PromptToken, ...]:
-        """Return the prompt with what was noted of it; nothing once it was told."""
-        if self.is_told:
+        """Return the prompt with its log-probabilities; nothing once they were reported."""
+        if self.is_reported:
             return ()
-        noted = (None, *self.logprobs)
-        self.is_told, self.logprobs = True, []
+        logprobs = (None, *self.logprobs)
+        self.is_reported, self.logprobs = True, []
         return tuple(
             PromptToken(token=token, logprobs=one)
-            for token, one in zip(prompt_tokens, noted, strict=True)
+            for token, one in zip(prompt_tokens, logprobs, strict=True)
         )
 
 
@@ -170,8 +170,8 @@ class Request:
         cache: what the models' caches hold of them.
         form: what the answer's text has the form of; None for any.
         group: who reads the prompt for whom.
-        scores: log-probabilities of the prompt, which are told; None where nobody asked. Of a group's samples the first
-            one's are.
+        scores: log-probabilities of the prompt, to report; None where nobody asked. Of a group the first sample has
+            them.
         timestamps: of submission, admission and first token.
         stats: acceptance figures.
 
@@ -252,7 +252,7 @@ class Request:
 
     @property
     def is_scored(self) -> bool:
-        """Whether log-probabilities of the prompt are told."""
+        """Whether log-probabilities of the prompt are reported."""
         return self.scores is not None
 
     @property
