@@ -243,7 +243,7 @@ class Request:
                 mode=spec.speculation.mode,
                 lenience=spec.speculation.lenience,
                 seed=spec.seed,
-                history=sequence.history,
+                history=sequence.tokens[: sequence.num_known],
                 num_prompt=sequence.num_prompt,
                 verifies_block=verifies_block,
                 num_logprobs=spec.num_logprobs,
@@ -511,5 +511,6 @@ def _emitted(
     for index, token in enumerate(tokens):
         provenance = Provenance.ACCEPTED if index < verdict.num_accepted else last
         emitted.append(EmittedToken(token=token, provenance=provenance, logprobs=logprobs[index]))
-    emitted += [EmittedToken(token=token, provenance=Provenance.FORCED) for token in forced]
+    if forced:
+        emitted += [EmittedToken(token=token, provenance=Provenance.FORCED) for token in forced]
     return tuple(emitted)

@@ -231,13 +231,13 @@ def _gammas(
     for slot, row in enumerate(rows):
         fed = 0 if prefill is None else prefill.length_of(slot)
         is_unread = row.cache.num_unread and slot not in read
-        gamma = row.speculation.gamma
-        if is_unread or _num_missing(row) - fed != 1:
+        sequence, gamma = row.sequence, row.speculation.gamma
+        num_fed = row.cache.num_computed + fed
+        if is_unread or sequence.num_known - sequence.num_pending - num_fed != 1:
             gammas.append(None)
         elif gamma == 0:
             gammas.append(0)
         else:
-            sequence = row.sequence
             room = min(sequence.num_remaining - 1, limits.max_context - sequence.num_known)
             gammas.append(max(0, min(gamma, limits.max_gamma, room)))
     return tuple(gammas)

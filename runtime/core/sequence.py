@@ -17,6 +17,7 @@ class TokenSequence:
         tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed. Where a
             source may be quoted, it lies before them, and ``SEPARATOR`` between.
         end_tokens: ids that end the answer.
+        is_quoted: whether a source lies before the tokens.
         max_output: tokens of the answer at most, at least 1.
         num_prompt: tokens of the prompt.
         num_known: prompt and committed output tokens.
@@ -34,6 +35,7 @@ class TokenSequence:
         "_cells",
         "_num_quoted",
         "end_tokens",
+        "is_quoted",
         "last_token",
         "max_output",
         "num_known",
@@ -50,8 +52,8 @@ class TokenSequence:
         # Where no token is wanted, one is drawn and discarded: the prompt's end takes the way of all others.
         self.max_output = min(max(1, spec.max_tokens), max_context - num_prompt)
         self.end_tokens = frozenset(spec.params.end_token_ids)
-        is_quoted = spec.source_is_quotable and spec.source_tokens
-        quoted = (*spec.source_tokens, SEPARATOR) if is_quoted else ()
+        self.is_quoted = spec.source_is_quotable and bool(spec.source_tokens)
+        quoted = (*spec.source_tokens, SEPARATOR) if self.is_quoted else ()
         self._num_quoted = len(quoted)
         num_given = len(quoted) + num_prompt
         self._array = np.zeros(num_given + self.max_output, dtype=np.int64)
@@ -67,11 +69,6 @@ class TokenSequence:
     def history(self) -> IntArray:
         """[num_known] int64 view of prompt and committed output."""
         return self.tokens[: self.num_known]
-
-    @property
-    def is_quoted(self) -> bool:
-        """Whether a source lies before the tokens."""
-        return self._num_quoted > 0
 
     @property
     def text(self) -> IntArray:

@@ -45,7 +45,7 @@ def run_step(parts: StepContext, live: Sequence[Request]) -> StepResult:
     first_verdicts = () if done.was_recovered else fed.first_verdicts
     verdicts = [*first_verdicts, *done.verdicts]
     progressed, failed = _commit(parts.target, live, done.proposals.drafts, verdicts)
-    if done.verdicts:
+    if done.proposals.observers or parts.gamma_controller is not None:
         _report_outcomes(parts, live, done, has_failed=bool(failed))
     return StepResult(
         progressed=progressed,
@@ -97,7 +97,7 @@ def _report_outcomes(
         judged = [one for one in judged if one[1].next_token is not None]
     if done.proposals.observers:
         tell(parts.drafters, live, done.proposals, judged)
-    if parts.gamma_controller is not None and not done.was_recovered:
+    if parts.gamma_controller is not None and done.verdicts and not done.was_recovered:
         parts.gamma_controller.observe(live, done.proposals.drafts, judged)
 
 

@@ -91,8 +91,8 @@ MUTATIONS = {
         "tree_answers",
     ),
     "forced tokens count as missing": (
-        scheduler, "sequence.num_known - sequence.num_pending - row.cache.num_computed",
-        "sequence.num_known - row.cache.num_computed", "planned",
+        scheduler, "sequence.num_known - sequence.num_pending - num_fed != 1",
+        "sequence.num_known - num_fed != 1", "planned",
     ),
     "a stop string leaves what is behind it": (
         sequence, "self.num_known -= num_tokens", "pass", "stop_strings",

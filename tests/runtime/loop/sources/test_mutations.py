@@ -40,7 +40,7 @@ KILLERS = {
 MUTANTS = {
     "the source counts in penalties": (
         request,
-        "history=sequence.history,",
+        "history=sequence.tokens[: sequence.num_known],",
         "history=sequence.text,",
         "penalties",
     ),
@@ -58,8 +58,8 @@ MUTANTS = {
     ),
     "a forced token is sampled": (
         scheduler,
-        "is_unread or _num_missing(row) - fed != 1",
-        "is_unread or _num_missing(row) - fed not in (1, 2)",
+        "is_unread or sequence.num_known - sequence.num_pending - num_fed != 1",
+        "is_unread or sequence.num_known - sequence.num_pending - num_fed not in (1, 2)",
         "prefixes",
     ),
     "what parts source and answer is left out": (
