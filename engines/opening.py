@@ -235,11 +235,10 @@ def _open_together(
         from outrider.engines.onnx.sampler import open_onnx_sampler
 
         return open_onnx_sampler(
-            bundle.root / SAMPLER_FOLDER,
+            _sampler_graphs(bundle),
             device=memory,
             num_threads=num_threads,
             provider_options=provider_options,
-            graphs=_sampler_graphs(bundle),
             **sizes,
         )
 

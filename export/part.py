@@ -44,7 +44,7 @@ MAX_EXTEND = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Limits of a bundle; see ``pipeline.export_bundle``."""
+    """Limits of a bundle; see ``pipeline.ExportOptions``."""
 
     max_context: int
     max_batch: int

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -40,20 +40,50 @@ _DISK_MARGIN_BYTES = 64 << 20
 _PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """What a bundle is to hold.
+
+    Attributes:
+        weights: storage of the target's weights, one of ``WEIGHT_KINDS``; None for float32 or, where they are packed as
+            integers, for the checkpoint's own.
+        draft_weights: of the draft's; None for the same.
+        max_context: tokens of one slot that may ever be valid; None for as many as ``context.default_context`` says.
+        max_source: tokens of a source at most, where the target has an encoder; None for 512, or as many
+            positions as the encoders know.
+        max_batch: slots at most.
+        max_gamma: draft tokens per step at most.
+        max_tree_nodes: tokens of the largest tree verified in one step, its root included; 0 for
+            a bundle that verifies chains alone.
+        calibration_text: file of text that integer weights are rounded by; None for text that the models write.
+        accept_parity: how far from its checkpoint's logits a float32 graph may be; None for what rounding explains.
+    """
+
+    weights: str | None = None
+    draft_weights: str | None = None
+    max_context: int | None = None
+    max_source: int | None = None
+    max_batch: int = 8
+    max_gamma: int = 8
+    max_tree_nodes: int = 64
+    calibration_text: Path | None = None
+    accept_parity: float | None = None
+
+    @property
+    def kinds(self) -> dict[str, str | None]:
+        """Weights by model."""
+        return {"target": self.weights, "draft": self.draft_weights or self.weights}
+
+
+DEFAULT_OPTIONS = ExportOptions()
+
+
 def export_bundle(
     *,
     target: Path,
     draft: Path | None,
     out: Path,
-    weights: str | None = None,
-    draft_weights: str | None = None,
-    max_context: int | None = None,
-    max_source: int | None = None,
-    max_batch: int = 8,
-    max_gamma: int = 8,
-    max_tree_nodes: int = 64,
-    calibration_text: Path | None = None,
-    accept_parity: float | None = None,
+    options: ExportOptions = DEFAULT_OPTIONS,
     progress: Callable[[str], None],
     report: Callable[[str, int, int], None] | None = None,
 ) -> Bundle:
@@ -63,18 +93,7 @@ def export_bundle(
         target: checkpoint folder, or a name on the Hub (see ``hub.locate``).
         draft: that of the draft model, or None for a bundle without one.
         out: folder to make; it must not exist.
-        max_context: tokens of one slot that may ever be valid; None for as many as ``context.default_context`` says.
-        max_source: tokens of a source at most, where the target has an encoder; None for 512, or as many
-            positions as the encoders know.
-        max_batch: slots at most.
-        max_gamma: draft tokens per step at most.
-        max_tree_nodes: tokens of the largest tree verified in one step, its root included; 0 for
-            a bundle that verifies chains alone.
-        weights: storage of the target's weights, one of ``WEIGHT_KINDS``; None for float32 or, where they are packed as
-            integers, for the checkpoint's own.
-        draft_weights: of the draft's; None for the same.
-        calibration_text: file of text that integer weights are rounded by; None for text that the models write.
-        accept_parity: how far from its checkpoint's logits a float32 graph may be; None for what rounding explains.
+        options: what the bundle is to hold.
         progress: called at the start of each stage, with its name.
         report: called with a long phase's name, how many of its steps are done and of how many.
 
@@ -82,37 +101,32 @@ def export_bundle(
         BundleError: refused before any work (see ``open_checkpoint``), ``out`` exists, the disk is
             too full, or a graph does not answer as the checkpoint does or takes no tree mask.
     """
-    sizes = Sizes(
-        max_context=max_context or 0,
-        max_batch=max_batch,
-        max_gamma=max_gamma,
-        max_tree_nodes=max_tree_nodes,
-    )
-    _check_arguments(out, (weights, draft_weights or weights), sizes)
-    if accept_parity is not None and not 0 < accept_parity < math.inf:
-        raise BundleError("accept_parity must be a number above 0")
+    _check_options(out, options)
     told = Progress(progress, report)
     located = _locate({"target": target} | ({} if draft is None else {"draft": draft}), told)
     checkpoints = {
-        name: open_checkpoint(one.path, max_context=max_context, max_source=max_source)
+        name: open_checkpoint(
+            one.path, max_context=options.max_context, max_source=options.max_source
+        )
         for name, one in located.items()
     }
-    _check_sources(checkpoints, max_source)
+    _check_sources(checkpoints, options.max_source)
     check_tokens(checkpoints)
-    kinds = {"target": weights, "draft": draft_weights or weights}
-    parts = {
-        name: replace(make_part(name, one, kinds[name]), accepted=accept_parity)
-        for name, one in checkpoints.items()
-    }
-    if calibration_text is not None:
-        parts = _calibrated(parts, calibration_text)
-    sources = {name: one.source for name, one in located.items() if one.source}
+    parts = _parts(checkpoints, options)
+    max_context = options.max_context
     if max_context is None:
-        sizes = replace(sizes, max_context=_default_context(checkpoints, told))
+        max_context = _default_context(checkpoints, told)
         parts = {
-            name: replace(part, checkpoint=part.checkpoint.within(sizes.max_context))
+            name: replace(part, checkpoint=part.checkpoint.within(max_context))
             for name, part in parts.items()
         }
+    sizes = Sizes(
+        max_context=max_context,
+        max_batch=options.max_batch,
+        max_gamma=options.max_gamma,
+        max_tree_nodes=options.max_tree_nodes,
+    )
+    sources = {name: one.source for name, one in located.items() if one.source}
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_machine(out.parent, checkpoints.values(), told)
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
@@ -120,6 +134,17 @@ def export_bundle(
         building.chmod(0o755)
         building.rename(out)
     return load_bundle(out)
+
+
+def _parts(checkpoints: Mapping[str, Checkpoint], options: ExportOptions) -> dict[str, Part]:
+    """Return the models to export, with a text that their weights are rounded by where one is given."""
+    kinds = options.kinds
+    parts = {
+        name: replace(make_part(name, one, kinds[name]), accepted=options.accept_parity)
+        for name, one in checkpoints.items()
+    }
+    text = options.calibration_text
+    return parts if text is None else _calibrated(parts, text)
 
 
 def _locate(asked: Mapping[str, Path], progress: Progress) -> dict[str, Located]:
@@ -213,18 +238,21 @@ def _beside(root: Path, entries: Mapping[str, ModelEntry], progress: Progress) -
     return replace(draft, source=replace(draft.source, shares_encoder=True))
 
 
-def _check_arguments(out: Path, kinds: Iterable[str | None], sizes: Sizes) -> None:
+def _check_options(out: Path, options: ExportOptions) -> None:
     if out.exists():
         raise BundleError(f"{out.name}: exists already; remove it or name another folder")
-    for kind in kinds:
+    for kind in options.kinds.values():
         if kind is not None and kind not in WEIGHT_KINDS:
             raise BundleError(f"weights {kind!r} are not one of {', '.join(WEIGHT_KINDS)}")
-    if sizes.max_context == 1 or sizes.max_context < 0:
+    max_context = options.max_context or 0
+    if max_context == 1 or max_context < 0:
         raise BundleError("max_context must be at least 2")
-    if sizes.max_batch < 1 or sizes.max_gamma < 0:
+    if options.max_batch < 1 or options.max_gamma < 0:
         raise BundleError("max_batch must be at least 1 and max_gamma at least 0")
-    if sizes.max_tree_nodes < 0 or sizes.max_tree_nodes == 1:
+    if options.max_tree_nodes < 0 or options.max_tree_nodes == 1:
         raise BundleError("max_tree_nodes must be at least 2, or 0 for no trees")
+    if options.accept_parity is not None and not 0 < options.accept_parity < math.inf:
+        raise BundleError("accept_parity must be a number above 0")
 
 
 def _check_sources(checkpoints: Mapping[str, Checkpoint], max_source: int | None) -> None:

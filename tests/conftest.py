@@ -102,7 +102,7 @@ def tiny_bundle(
     tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Folder of the bundle exported from ``tiny_checkpoints``, float32, 256 tokens of context."""
-    from outrider.export.pipeline import export_bundle
+    from outrider.export.pipeline import ExportOptions, export_bundle
 
     target, draft = tiny_checkpoints
     out = tmp_path_factory.mktemp("bundles") / "tiny"
@@ -110,9 +110,7 @@ def tiny_bundle(
         target=target,
         draft=draft,
         out=out,
-        max_context=256,
-        max_batch=4,
-        max_gamma=8,
+        options=ExportOptions(max_context=256, max_batch=4, max_gamma=8),
         progress=lambda stage: None,
     )
     return out
@@ -154,7 +152,7 @@ def tiny_text2text_bundle(
     tiny_text2text_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Folder of the bundle exported from ``tiny_text2text_checkpoints``, float32, sources of 96 tokens."""
-    from outrider.export.pipeline import export_bundle
+    from outrider.export.pipeline import ExportOptions, export_bundle
 
     target, draft = tiny_text2text_checkpoints
     out = tmp_path_factory.mktemp("bundles") / "text2text"
@@ -162,11 +160,9 @@ def tiny_text2text_bundle(
         target=target,
         draft=draft,
         out=out,
-        max_context=128,
-        max_source=96,
-        max_batch=8,
-        max_gamma=4,
-        max_tree_nodes=16,
+        options=ExportOptions(
+            max_context=128, max_source=96, max_batch=8, max_gamma=4, max_tree_nodes=16
+        ),
         progress=lambda stage: None,
     )
     return out
@@ -174,12 +170,19 @@ def tiny_text2text_bundle(
 
 @pytest.fixture
 def export_small(tiny_checkpoints: tuple[Path, Path], tmp_path: Path) -> Callable[..., Bundle]:
-    """Exports the tiny draft alone as a target of 64 tokens; options of ``export_bundle``."""
-    from outrider.export.pipeline import export_bundle
+    """Exports the tiny draft alone as a target of 64 tokens; ``ExportOptions``, and of ``export_bundle``."""
+    from outrider.export.pipeline import ExportOptions, export_bundle
 
-    fixed = {"target": tiny_checkpoints[1], "draft": None, "max_context": 64}
-    quiet = {"out": tmp_path / "bundle", "progress": lambda stage: None}
-    return lambda **options: export_bundle(**(fixed | quiet | options))
+    def export(
+        target: Path = tiny_checkpoints[1],
+        out: Path = tmp_path / "bundle",
+        progress: Callable[[str], None] = lambda stage: None,
+        **options: object,
+    ) -> Bundle:
+        wanted = ExportOptions(**{"max_context": 64} | options)
+        return export_bundle(target=target, draft=None, out=out, options=wanted, progress=progress)
+
+    return export
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Import directions between packages, held by reading every file's syntax tree."""
+"""Import directions between packages, and sizes of functions and classes, held by reading every file's syntax tree."""
 
 import ast
 import sys
@@ -104,6 +104,14 @@ LAZY = (
 ABSENT = "runtime.offline.llm"
 # Imported for annotations only: which module it is at run time, or whether it is there, is decided elsewhere.
 TYPING_ONLY = {"tensorrt", "llguidance", "cryptography", "jwt"}
+# Of a function, and of a class that is no value; ruff bounds the complexity (pyproject.toml). A compiled loop has as
+# many lines and arguments as it needs: it takes arrays and numbers, and calls between loops cost. A command's signature
+# is its options.
+MOST_LINES, MOST_PARAMETERS, MOST_ATTRIBUTES = 60, 9, 15
+LARGER = {
+    "export.graph.tracing.kv_export._attention": "it takes what Transformers gives an attention function",
+    "runtime.cli.client.generate": "it hands on forty options, each in a line",
+}
 
 
 def is_under(module: str, prefixes: str) -> bool:
@@ -193,6 +201,69 @@ def broken_rules(module: str, source: str) -> list[str]:
 def test_imports_keep_their_directions(module: str, path: Path) -> None:
     found = broken_rules(module, path.read_text(encoding="utf-8"))
     assert not found, "\n".join(found)
+
+
+def own_attributes(node: ast.ClassDef) -> set[str]:
+    """Names that a class's methods assign on ``self``; none for a value, whose fields are all there is to it."""
+    return {
+        one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.ctx, ast.Store)
+        and ast.unparse(one.value) == "self"
+    }
+
+
+def too_large(module: str, source: str) -> list[str]:
+    """Every function and class beyond the bounds, as "module.name: how large"."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            bounds = [(len(own_attributes(node)), MOST_ATTRIBUTES, "attributes")]
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            is_loop = any("njit_exact" in ast.unparse(one) for one in node.decorator_list)
+            is_command = any("Annotated[" in ast.unparse(one) for one in given)
+            if is_loop:
+                continue
+            first = node.body[0] if is_command else node
+            num_lines = (node.end_lineno or 0) - first.lineno + 1
+            num_given = len([one for one in given if one.arg not in ("self", "cls")])
+            bounds = [(num_lines, MOST_LINES, "lines")]
+            bounds += [(num_given, MOST_PARAMETERS, "parameters")] if not is_command else []
+        else:
+            continue
+        name = f"{module}.{node.name}"
+        found += [
+            f"{name}: {size} {words}"
+            for size, most, words in bounds
+            if size > most and name not in LARGER
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("module", "path"), project_files(), ids=lambda value: str(value)[-40:])
+def test_functions_and_classes_are_small(module: str, path: Path) -> None:
+    found = too_large(module, path.read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "offence"),
+    [
+        ("def f():\n" + "    pass\n" * MOST_LINES, "m.f: 61 lines"),
+        ("class A:\n  def f(self, a, b, c, d, e, *, f, g, h, i, j): ...", "m.f: 10 parameters"),
+        (
+            "class A:\n  def f(self):\n"
+            + "".join(f"    self.a{one} = {one}\n" for one in range(16)),
+            "m.A: 16 attributes",
+        ),
+        ("@njit_exact(void())\ndef f(a, b, c, d, e, f, g, h, i, j): ...", None),
+        ("def f(a: Annotated[int, 1], b, c, d, e, f, g, h, i, j): ...", None),
+    ],
+)
+def test_what_is_too_large_is_named(source: str, offence: str | None) -> None:
+    assert too_large("m", source) == ([] if offence is None else [offence])
 
 
 def test_every_file_is_seen() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from outrider.engines.base import EngineError
 from outrider.engines.device.base import Call, DeviceTensor, HostDevice, PlanDevice
 from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.devices import CPU
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session, records_graphs
@@ -36,7 +37,7 @@ class OnnxGraph:
 
 
 def open_onnx_sampler(
-    folder: Path,
+    graphs: Path | Mapping[str, bytes],
     *,
     max_batch: int,
     max_gamma: int,
@@ -46,21 +47,17 @@ def open_onnx_sampler(
     noise: NoiseSource | None = None,
     draws_races: bool | None = None,
     provider_options: Mapping[str, str] | None = None,
-    graphs: Mapping[str, bytes] | None = None,
 ) -> GraphSampler:
-    """Return the sampler over the graphs of a folder, each loaded when it is first used.
+    """Return the sampler over graphs, each loaded when it is first used.
 
-    Without a device they run on the host. ``graphs`` has their bytes by file name; None reads the folder. All else is
-    as ``GraphSampler`` and ``open_session`` take it.
+    ``graphs`` are the files of a folder, or bytes by file name. Without a device they run on the host. All else is as
+    ``GraphSampler`` and ``open_session`` take it.
     """
     memory = HostDevice() if device is None else device
 
     def open_graph(file: str) -> OnnxGraph:
-        is_known = (folder / file).is_file() if graphs is None else file in graphs
-        if not is_known:
-            raise EngineError(f"{folder.name}/{file}: no such sampler graph")
         session = open_session(
-            folder / file if graphs is None else graphs[file],
+            _graph(graphs, file),
             device=memory.kind,
             device_index=memory.index,
             num_threads=num_threads,
@@ -79,3 +76,18 @@ def open_onnx_sampler(
         noise=noise,
         draws_races=draws_races,
     )
+
+
+def _graph(graphs: Path | Mapping[str, bytes], file: str) -> Path | bytes:
+    """Return a graph's file, or its bytes.
+
+    Raises:
+        EngineError: there is none of this name.
+    """
+    if isinstance(graphs, Path):
+        folder, is_known = graphs.name, (graphs / file).is_file()
+    else:
+        folder, is_known = SAMPLER_FOLDER, file in graphs
+    if not is_known:
+        raise EngineError(f"{folder}/{file}: no such sampler graph")
+    return graphs / file if isinstance(graphs, Path) else graphs[file]

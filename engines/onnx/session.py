@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -86,6 +87,26 @@ def why_unavailable(device: str) -> str:
     return why_not_loadable() if device == "cuda" else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightOptions:
+    """How a session reads weights, and multiplies with them.
+
+    Attributes:
+        folder: of a graph given as bytes, where its data lies, if any.
+        are_mapped: weights of 16 bits stay in their file, mapped, and each is widened in every call: for checks
+            of models that are too large in float32. Otherwise they are widened once, to memory of the session's.
+        exact_blocks: multiply with blocks of integers in float32 on the CPU, not in 8 bits.
+    """
+
+    folder: Path | None = None
+    are_mapped: bool = False
+    exact_blocks: bool = False
+
+
+SERVED_WEIGHTS = WeightOptions()
+"""As engines read them."""
+
+
 def open_session(
     graph: Path | bytes,
     *,
@@ -93,11 +114,9 @@ def open_session(
     device_index: int = 0,
     num_threads: int = 2,
     copies_caches: bool = False,
-    maps_weights: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
-    weights_folder: Path | None = None,
-    exact_blocks: bool = False,
+    weights: WeightOptions = SERVED_WEIGHTS,
 ) -> onnxruntime.InferenceSession:
     """Session over a graph file, on the thread pool that all sessions of the process share.
 
@@ -111,12 +130,9 @@ def open_session(
         num_threads: size of the shared pool.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
-        maps_weights: weights of 16 bits stay in their file, mapped, and each is widened in every call: for checks
-            of models that are too large in float32. Otherwise they are widened once, to memory of the session's.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
         provider_options: of a GPU's provider, as ONNX Runtime documents them.
-        weights_folder: of a graph given as bytes, where its data lies, if any.
-        exact_blocks: multiply with blocks of integers in float32 on the CPU, not in 8 bits.
+        weights: how they are read.
 
     Raises:
         EngineError: unknown device, unloadable graph, an option that cannot be given, a graph that
@@ -126,19 +142,10 @@ def open_session(
         raise EngineError(f"device {device!r}: {reason}")
     own_options = _provider_options(device, device_index, stream, provider_options or {})
     _share_thread_pool(num_threads)
-    options = onnxruntime.SessionOptions()
-    options.use_per_session_threads = False
+    options = _session_options(weights)
     if copies_caches:
         options.log_severity_level = _LOG_ERRORS
-    # Weights in blocks of int8 or int4 become MatMulNBits; level 4 is 8-bit products, 1 is float32.
-    options.add_session_config_entry(_BLOCKS_ACCURACY, "1" if exact_blocks else "4")
-    if weights_folder is not None:
-        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights_folder))
-    if maps_weights:
-        # The last level reads every weight (1.31.1), whatever it changes.
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        # What was widened goes back at once: the arena would keep it, twice over.
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    unfolded = ["ConstantFolding"] if weights.are_mapped else []
     try:
         session = onnxruntime.InferenceSession(
             graph if isinstance(graph, bytes) else str(graph),
@@ -147,7 +154,7 @@ def open_session(
             provider_options=[own_options],
             # Otherwise a device that fails is replaced by the CPU, with a line on stdout.
             enable_fallback=False,
-            disabled_optimizers=_DISABLED[device] + (["ConstantFolding"] if maps_weights else []),
+            disabled_optimizers=_DISABLED[device] + unfolded,
         )
     except LIBRARY_ERRORS as error:
         words = " ".join(str(error).split())
@@ -157,6 +164,21 @@ def open_session(
     if device == "cuda":
         _check_on_device(session, graph)
     return session
+
+
+def _session_options(weights: WeightOptions) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.use_per_session_threads = False
+    # Weights in blocks of int8 or int4 become MatMulNBits; level 4 is 8-bit products, 1 is float32.
+    options.add_session_config_entry(_BLOCKS_ACCURACY, "1" if weights.exact_blocks else "4")
+    if weights.folder is not None:
+        options.add_session_config_entry(WEIGHTS_FOLDER, str(weights.folder))
+    if weights.are_mapped:
+        # The last level reads every weight (1.31.1), whatever it changes.
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        # What was widened goes back at once: the arena would keep it, twice over.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
+    return options
 
 
 def _check_on_device(session: onnxruntime.InferenceSession, graph: Path | bytes) -> None:

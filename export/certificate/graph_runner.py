@@ -10,7 +10,7 @@ import onnx_ir as ir
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
-from outrider.engines.onnx.session import open_session
+from outrider.engines.onnx.session import WeightOptions, open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.half_emulation import HALF_KINDS, twin_of
 from outrider.export.facts import ModelFacts
@@ -124,10 +124,6 @@ def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = Fa
     if maps_weights:
         constants = ir.load(path).graph.initializers.values()
         maps_weights = is_large and any(value.dtype in HALF_KINDS for value in constants)
-    return open_session(
-        twin_of(path, float32_caches=True) or path,
-        weights_folder=path.parent,
-        copies_caches=True,
-        maps_weights=maps_weights,
-        exact_blocks=exact_blocks,
-    )
+    weights = WeightOptions(folder=path.parent, are_mapped=maps_weights, exact_blocks=exact_blocks)
+    twin = twin_of(path, float32_caches=True) or path
+    return open_session(twin, copies_caches=True, weights=weights)

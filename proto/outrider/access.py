@@ -12,7 +12,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict, Unpack
 
 import grpc
 
@@ -50,23 +50,40 @@ class Access:
     options: tuple[tuple[str, str | int], ...] = ()
 
 
-def open_access(
-    address: str,
-    credentials: grpc.ChannelCredentials | None,
-    *,
-    api_key: str | None,
-    tls_ca: PemFile | None,
-    tls_certificate: PemFile | None,
-    tls_key: PemFile | None,
-    allow_insecure: bool,
-) -> Access:
-    """Return how to call a server; arguments are those of ``Client``.
+class AccessOptions(TypedDict, total=False):
+    """How a client proves who it is; what is left out is as None, or False.
+
+    Attributes:
+        credentials: of the channel, where the files below do not say them; None is plain text.
+        api_key: key or JSON Web Token that is sent with every call, and with gRPC's health checks over TLS.
+        tls_ca: file of the authorities that may have signed the server's certificate, PEM; turns TLS on.
+        tls_certificate: file of the client's own certificate, PEM, for servers that ask for one; with ``tls_key``.
+        tls_key: file of its private key.
+        allow_insecure: whether the key may be sent in plain text to another machine.
+    """
+
+    credentials: grpc.ChannelCredentials | None
+    api_key: str | None
+    tls_ca: PemFile | None
+    tls_certificate: PemFile | None
+    tls_key: PemFile | None
+    allow_insecure: bool
+
+
+def open_access(address: str, **options: Unpack[AccessOptions]) -> Access:
+    """Return how to call a server.
 
     Raises:
+        TypeError: there is no such option.
         ValueError: a file does not hold what it must, arguments contradict one another, or a key would be sent in plain
             text to another machine; names the argument and never its value.
         OSError: a file cannot be read.
     """
+    if unknown := sorted(options.keys() - AccessOptions.__annotations__.keys()):
+        raise TypeError(f"{unknown[0]}: is no option of a client")
+    credentials, api_key = options.get("credentials"), options.get("api_key")
+    tls_ca, tls_key = options.get("tls_ca"), options.get("tls_key")
+    tls_certificate = options.get("tls_certificate")
     if tls_ca is not None or tls_certificate is not None or tls_key is not None:
         if credentials is not None:
             raise ValueError("credentials: not with tls_ca, tls_certificate or tls_key")
@@ -78,7 +95,7 @@ def open_access(
     if credentials is not None:
         token = grpc.access_token_call_credentials(api_key)
         return Access(credentials=grpc.composite_channel_credentials(credentials, token))
-    if not allow_insecure and not is_local(address):
+    if not options.get("allow_insecure", False) and not is_local(address):
         raise ValueError(
             "api_key: goes over TLS or to this machine only: give tls_ca or credentials, or allow_insecure, "
             "with which whoever listens learns the key"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self, Unpack
 import grpc
 import grpc.aio
 
-from outrider.access import PemFile, open_access
+from outrider.access import AccessOptions, open_access
 from outrider.channel import (
     HEALTH_SERVING,
     HEALTH_WATCH,
@@ -53,16 +53,12 @@ class Client:
     Args:
         address: gRPC target, for example ``localhost:50051``; of replicas ``dns:///service:50051``, or a list as in
             ``ipv4:192.0.2.10:50051,192.0.2.11:50051``.
-        credentials: of the channel, where the files below do not say them; None is plain text.
-        api_key: key or JSON Web Token that is sent with every call, and with gRPC's health checks over TLS.
-        tls_ca: file of the authorities that may have signed the server's certificate, PEM; turns TLS on.
-        tls_certificate: file of the client's own certificate, PEM, for servers that ask for one; with ``tls_key``.
-        tls_key: file of its private key.
-        allow_insecure: whether the key may be sent in plain text to another machine.
         options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
         tenant: whose requests these are, 1..128 of [A-Za-z0-9._:-]; a server keeps request ids and what its drafters
             learn apart by tenant. None for the tenant of all who name none.
         interceptors: ``grpc.aio.ClientInterceptor`` objects, around every call.
+        access_options: how the client proves who it is: ``credentials``, ``api_key``, ``tls_ca``, ``tls_certificate``,
+            ``tls_key``, ``allow_insecure`` (``AccessOptions``).
 
     Raises:
         ValueError: credentials that contradict one another, that do not parse, or a key in plain text.
@@ -73,26 +69,13 @@ class Client:
         self,
         address: str,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
-        api_key: str | None = None,
-        tls_ca: PemFile | None = None,
-        tls_certificate: PemFile | None = None,
-        tls_key: PemFile | None = None,
-        allow_insecure: bool = False,
         options: Sequence[tuple[str, str | int]] = (),
         tenant: str | None = None,
         interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
+        **access_options: Unpack[AccessOptions],
     ) -> None:
         self._address = address
-        access = open_access(
-            address,
-            credentials,
-            api_key=api_key,
-            tls_ca=tls_ca,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            allow_insecure=allow_insecure,
-        )
+        access = open_access(address, **access_options)
         self._credentials = access.credentials
         self._options = merged_options((*access.options, *options))
         self._metadata = own_metadata(tenant, access)

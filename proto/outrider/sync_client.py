@@ -8,7 +8,7 @@ from typing import Any, Self, Unpack
 
 import grpc
 
-from outrider.access import PemFile, open_access
+from outrider.access import AccessOptions, open_access
 from outrider.channel import (
     HEALTH_CHECK,
     HEALTH_SERVING,
@@ -42,40 +42,23 @@ class SyncClient:
 
     Args:
         address: as of ``Client``, and so are the others.
-        credentials: of the channel, where the files below do not say them; None is plain text.
-        api_key: sent with every call.
-        tls_ca: file of the authorities that may have signed the server's certificate, PEM; turns TLS on.
-        tls_certificate: file of the client's own certificate, PEM; with ``tls_key``.
-        tls_key: file of its private key.
-        allow_insecure: whether the key may be sent in plain text to another machine.
         options: channel options, added to (and winning over) ``CHANNEL_OPTIONS``.
         tenant: whose requests these are; None for the tenant of all who name none.
         interceptors: objects for ``grpc.intercept_channel``, around every call.
+        access_options: how the client proves who it is: ``credentials``, ``api_key``, ``tls_ca``, ``tls_certificate``,
+            ``tls_key``, ``allow_insecure`` (``AccessOptions``).
     """
 
     def __init__(
         self,
         address: str,
         *,
-        credentials: grpc.ChannelCredentials | None = None,
-        api_key: str | None = None,
-        tls_ca: PemFile | None = None,
-        tls_certificate: PemFile | None = None,
-        tls_key: PemFile | None = None,
-        allow_insecure: bool = False,
         options: Sequence[tuple[str, str | int]] = (),
         tenant: str | None = None,
         interceptors: Sequence[Any] = (),
+        **access_options: Unpack[AccessOptions],
     ) -> None:
-        access = open_access(
-            address,
-            credentials,
-            api_key=api_key,
-            tls_ca=tls_ca,
-            tls_certificate=tls_certificate,
-            tls_key=tls_key,
-            allow_insecure=allow_insecure,
-        )
+        access = open_access(address, **access_options)
         self._metadata = own_metadata(tenant, access)
         self._is_closed = False
         merged = merged_options((*access.options, *options))

@@ -1,1 +1,1 @@
-"""Who may ask for how much, whose turn it is, and who would be answered too late: pure decisions."""
+"""Which requests there can be, who may ask for how much, whose turn it is, and who would be answered too late."""

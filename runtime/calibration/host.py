@@ -16,6 +16,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import HostCosts, RowKind
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 
 # The host's time is taken as linear in rows and in draft tokens: two points of each, gamma 0 being one.
@@ -46,12 +47,14 @@ def measure_host(
     samples = []
     for kind, rows, gamma in product(RowKind, all_rows, gammas):
         worker = Worker(
-            target=engine,
-            draft=engine,
-            sampler=sampler,
+            ServedEngines(
+                target=engine,
+                draft=engine,
+                sampler=sampler,
+                max_gamma=max(gamma, 1),
+            ),
             # Without an interval every call of run_step takes one step and sends its tokens.
             config=ServerConfig(max_running=rows),
-            max_gamma=max(gamma, 1),
             decoder=decoder,
         )
         for index in range(rows):

@@ -63,21 +63,23 @@ def export(
     end_on_sigterm()
     with refusals(), ExportProgress() as progress:
         with compile_stage():
-            from outrider.export.pipeline import export_bundle
+            from outrider.export.pipeline import ExportOptions, export_bundle
 
         made = export_bundle(
             target=target,
             draft=draft,
             out=out,
-            weights=weights,
-            draft_weights=draft_weights,
-            max_context=max_context,
-            max_source=max_source,
-            max_batch=max_batch,
-            max_gamma=max_gamma,
-            max_tree_nodes=max_tree_nodes,
-            calibration_text=calibration_text,
-            accept_parity=accept_parity,
+            options=ExportOptions(
+                weights=weights,
+                draft_weights=draft_weights,
+                max_context=max_context,
+                max_source=max_source,
+                max_batch=max_batch,
+                max_gamma=max_gamma,
+                max_tree_nodes=max_tree_nodes,
+                calibration_text=calibration_text,
+                accept_parity=accept_parity,
+            ),
             progress=progress.stage,
             report=progress.report,
         )

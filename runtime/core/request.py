@@ -1,6 +1,6 @@
 """One request from admission to its terminal event.
 
-Invariants between steps, where n is ``num_known``:
+Invariants between steps, where n is ``sequence.num_known`` and the other counts are of ``cache`` and ``sequence``:
 
 * R1  A decoding request has ``num_computed == n - 1 - num_pending``: the last judged token has no keys yet, nor have
   those that its form forced behind it, which are known without being judged. The first token of an answer may come out
@@ -19,9 +19,8 @@ Only ``Request.commit`` changes tokens, text and figures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-import numpy as np
 from outrider.engines.base import IntArray
 from outrider.engines.sampling.base import SamplingRow, TokenLogprobs, Verdict
 from outrider.runtime.core.events import (
@@ -37,12 +36,10 @@ from outrider.runtime.core.events import (
 )
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.core.sequence import TokenSequence
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
 from outrider.runtime.grammar.base import MOST_FORCED, Form
-
-SEPARATOR = -1
-"""Stands between source and answer in the text that drafts are found in; no token of any vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +74,89 @@ class Speculation:
     chosen: str = ""
 
 
+@dataclass(slots=True, kw_only=True)
+class CacheState:
+    """What the models' caches hold of a request.
+
+    Attributes:
+        num_computed: leading tokens valid in the target's cache.
+        num_cached: of these, leading tokens of the prompt that were computed for an earlier request.
+        num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
+        num_unread: tokens of a source that the target has yet to read.
+        draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
+    """
+
+    num_exact: int
+    num_unread: int
+    draft_computed: int
+    num_computed: int = 0
+    num_cached: int = 0
+
+
+@dataclass(slots=True)
+class Timestamps:
+    """When the parts of a request's life began, in seconds on the worker's clock.
+
+    Attributes:
+        admitted_at: when it got its slot; None before.
+        first_at: the end of the step that gave its first token; None before.
+    """
+
+    submitted_at: float
+    admitted_at: float | None = None
+    first_at: float | None = None
+
+    def times(self, now: float) -> Times:
+        """Return how long the parts of its life took, which ends ``now``."""
+        if self.admitted_at is None:
+            return Times(queued_s=now - self.submitted_at)
+        first_at = now if self.first_at is None else self.first_at
+        return Times(
+            queued_s=self.admitted_at - self.submitted_at,
+            prefill_s=first_at - self.admitted_at,
+            decode_s=now - first_at,
+        )
+
+
+@dataclass(slots=True)
+class GroupMembership:
+    """A request's place among the completions of one prompt that were admitted together.
+
+    Attributes:
+        name: of the group; empty for a request alone.
+        leader: the request that reads the prompt for this one, which waits; None where this one reads.
+        followers: the requests that this one is the leader of.
+    """
+
+    name: str = ""
+    leader: Request | None = None
+    followers: Sequence[Request] = ()
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """Log-probabilities of a prompt's tokens, collected while it is fed and reported once.
+
+    Attributes:
+        logprobs: of the tokens behind the first, as far as they were fed.
+        is_reported: whether the caller has them.
+    """
+
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    is_reported: bool = False
+
+    def take(self, prompt_tokens: Sequence[int]) -> tuple[PromptToken, ...]:
+        """Return the prompt with its log-probabilities; nothing once they were reported."""
+        if self.is_reported:
+            return ()
+        logprobs = (None, *self.logprobs)
+        self.is_reported, self.logprobs = True, []
+        return tuple(
+            PromptToken(token=token, logprobs=one)
+            for token, one in zip(prompt_tokens, logprobs, strict=True)
+        )
+
+
 class Request:
     """The mutable state of one request; its owner is the worker.
 
@@ -85,30 +165,22 @@ class Request:
         state: changed through ``transition`` only.
         slot: row of the KV cache, None while it holds none.
         order: admission number.
-        submitted_at: seconds on the worker's clock.
-        admitted_at: likewise, when it got its slot; None before.
-        first_at: likewise, the end of the step that gave its first token; None before.
-        tokens: [prompt + max_output] int64, the same array for life; the first ``num_known`` are committed. Where a
-            source may be quoted, it lies before them, and ``SEPARATOR`` between.
-        num_known: prompt and committed output tokens.
-        last_token: the last of them.
-        speculation: changed through ``degrade`` only.
-        gamma: draft tokens per step wanted now, at most.
-        num_computed: leading tokens valid in the target's cache.
-        draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
-        num_pending: last tokens that the form forced behind the last judged one; no pass has read them yet.
-        num_unread: tokens of a source that the target has yet to read.
-        num_cached: of ``num_computed``, leading tokens of the prompt that were computed for an earlier request.
-        num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
+        speculation: changed through ``degrade`` only; its gamma is what the request wants now, at most.
+        sequence: its tokens.
+        cache: what the models' caches hold of them.
         form: what the answer's text has the form of; None for any.
-        group: names the completions of one prompt that were admitted together; empty for a request alone.
-        leader: the request of the group that reads the prompt for this one, which waits; None where this one reads.
-        followers: the requests that this one is the leader of.
-        is_scored: whether log-probabilities of the prompt are told; of a group's samples the first one's are.
+        group: who reads the prompt for whom.
+        scores: log-probabilities of the prompt, to report; None where nobody asked. Of a group the first sample has
+            them.
+        timestamps: of submission, admission and first token.
+        stats: acceptance figures.
 
     Args:
+        max_context: tokens of a slot.
+        decoder: turns tokens into text.
+        submitted_at: seconds on the worker's clock.
         max_forced: tokens that the form may force behind a judged one.
-        first: of the same group, whose tokens are copied: an array is faster than a tuple by far.
+        first: of the same group, whose tokens are copied.
     """
 
     def __init__(
@@ -123,50 +195,26 @@ class Request:
         max_forced: int = MOST_FORCED,
         first: Request | None = None,
     ) -> None:
-        num_prompt = len(spec.prompt_tokens)
         self.spec = spec
-        self.speculation = speculation
-        self.gamma = speculation.gamma
-        self.submitted_at = submitted_at
-        self.admitted_at: float | None = None
-        self.first_at: float | None = None
         self.state = State.QUEUED
         self.slot: int | None = None
         self.order = 0
-        self.num_prompt = num_prompt
-        self.num_known = num_prompt
-        self.num_computed = 0
-        self.num_cached = 0
-        self.num_exact = max_context
-        self.num_pending = 0
-        self.num_unread = len(spec.source_tokens)
-        self.draft_computed = -1 if spec.source_tokens else 0
+        self.speculation = speculation
+        given = None if first is None else first.sequence
+        self.sequence: TokenSequence = TokenSequence(spec, max_context, given)
+        self.cache = CacheState(
+            num_exact=max_context,
+            num_unread=len(spec.source_tokens),
+            draft_computed=-1 if spec.source_tokens else 0,
+        )
         self.form = form
         # What passes gave of forced tokens is told too, where log-probabilities are: then they are judged.
         self._max_forced = max_forced if spec.num_logprobs is None else 0
-        self.group = ""
-        self.leader: Request | None = None
-        self.followers: Sequence[Request] = ()
-        # Where no token is wanted, one is drawn and discarded: the prompt's end takes the way of all others.
-        self.max_output = min(max(1, spec.max_tokens), max_context - num_prompt)
-        self.is_scored = self._owes_prompt = (
-            spec.num_prompt_logprobs is not None and spec.sample == 0
-        )
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self.group = GroupMembership()
+        is_scored = spec.num_prompt_logprobs is not None and spec.sample == 0
+        self.scores = PromptScores() if is_scored else None
+        self.timestamps = Timestamps(submitted_at)
         self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
-        self._end_tokens = frozenset(spec.params.end_token_ids)
-        is_quoted = spec.source_is_quotable and spec.source_tokens
-        quoted = (*spec.source_tokens, SEPARATOR) if is_quoted else ()
-        self._num_quoted = len(quoted)
-        num_given = len(quoted) + num_prompt
-        self._array = np.zeros(num_given + self.max_output, dtype=np.int64)
-        self._array[:num_given] = (
-            (*quoted, *spec.prompt_tokens) if first is None else first._array[:num_given]
-        )
-        self.tokens = self._array[len(quoted) :]
-        # Written one by one: numpy takes ten times as long for a few numbers.
-        self._cells = self.tokens.data.cast("B").cast("q")
-        self.last_token = spec.prompt_tokens[-1]
         self._undrafted: SamplingRow | None = None
         self._text = CompletionText(
             IncrementalDecoder(
@@ -176,22 +224,16 @@ class Request:
         )
 
     @property
-    def history(self) -> IntArray:
-        """[num_known] int64 view of prompt and committed output."""
-        return self.tokens[: self.num_known]
-
-    @property
     def text(self) -> IntArray:
-        """[n] int64 view of what drafts may be found in: ``history``, behind a source that may be quoted."""
-        if not self._num_quoted:
-            return self.undrafted.history
-        return self._array[: self._num_quoted + self.num_known]
+        """[n] int64 view of what drafts may be found in: known tokens, behind a source that may be quoted."""
+        return self.sequence.text if self.sequence.is_quoted else self.undrafted.history
 
     @property
     def undrafted(self) -> SamplingRow:
         """The row as a sampler sees it, without a draft; one object until tokens, slot or settings change."""
         row, spec, verifies_block = self._undrafted, self.spec, self.speculation.verifies_block
-        now = (self.num_known, self.slot, verifies_block)
+        sequence = self.sequence
+        now = (sequence.num_known, self.slot, verifies_block)
         if row is None or (len(row.history), row.slot, row.verifies_block) != now:
             assert self.slot is not None
             row = self._undrafted = SamplingRow(
@@ -201,22 +243,17 @@ class Request:
                 mode=spec.speculation.mode,
                 lenience=spec.speculation.lenience,
                 seed=spec.seed,
-                history=self.tokens[: self.num_known],
-                num_prompt=self.num_prompt,
+                history=sequence.tokens[: sequence.num_known],
+                num_prompt=sequence.num_prompt,
                 verifies_block=verifies_block,
                 num_logprobs=spec.num_logprobs,
             )
         return row
 
     @property
-    def num_output(self) -> int:
-        """Committed output tokens."""
-        return self.num_known - self.num_prompt
-
-    @property
-    def num_remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.max_output + self.num_prompt - self.num_known
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of the prompt are reported."""
+        return self.scores is not None
 
     @property
     def has_ended(self) -> bool:
@@ -236,7 +273,7 @@ class Request:
 
     def admit(self, *, slot: int, order: int) -> None:
         """Give the request its slot; a prompt of one token has nothing to prefill, a source is read first."""
-        has_source = self.num_unread > 0
+        has_source = self.cache.num_unread > 0
         self.transition(RequestEvent.ADMITTED_WITH_SOURCE if has_source else RequestEvent.ADMITTED)
         self.slot = slot
         self.order = order
@@ -245,57 +282,60 @@ class Request:
 
     def lead(self, others: Sequence[Request]) -> None:
         """Have others of the group wait while this one reads the prompt for all of them."""
-        self.followers = tuple(others)
+        self.group.followers = tuple(others)
         for one in others:
-            one.leader = self
+            one.group.leader = self
 
     def leave_group(self) -> None:
         """Wait for nobody, and have the first of those that wait for this one read for the others."""
-        if self.leader is not None:
-            self.leader.followers = tuple(o for o in self.leader.followers if o is not self)
-            self.leader = None
-        if self.followers:
-            heir, *others = self.followers
-            self.followers, heir.leader = (), None
-            heir.lead(others)
+        group = self.group
+        if group.leader is not None:
+            others = group.leader.group
+            others.followers = tuple(one for one in others.followers if one is not self)
+            group.leader = None
+        if group.followers:
+            heir, *left = group.followers
+            group.followers, heir.group.leader = (), None
+            heir.lead(left)
 
     def commit_read(self) -> None:
         """Note that the target has read the source."""
         self.transition(RequestEvent.SOURCE_READ)
-        self.num_unread = 0
+        self.cache.num_unread = 0
         self._note_prompt_computed()
 
     def commit_prefill(self, num_computed: int) -> None:
         """Move the target's pointer over prompt tokens that were fed; past the last, a first token follows."""
-        self.num_computed = num_computed
+        self.cache.num_computed = num_computed
         self._note_prompt_computed()
 
     def commit_cached(self, num_tokens: int) -> None:
         """Note that the row holds leading tokens of the prompt that it was not fed."""
-        self.num_cached = num_tokens
+        self.cache.num_cached = num_tokens
         self.commit_prefill(num_tokens)
 
     def note_path(self, num_leading: int) -> None:
         """Note that a path of a tree is kept behind the next token, and how much of it is the tree's leading chain."""
-        self.num_exact = min(self.num_exact, self.num_known + num_leading)
+        self.cache.num_exact = min(self.cache.num_exact, self.sequence.num_known + num_leading)
 
     def commit_scores(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
         """Note the log-probabilities of prompt tokens from ``start + 1`` on; those noted from there on are replaced."""
-        self._prompt_logprobs[start:] = logprobs
+        assert self.scores is not None
+        self.scores.logprobs[start:] = logprobs
 
     def lose_cache(self) -> None:
         """The target's cache of a row that does not decode yet was lost: compute it again; a source is still there."""
         assert self.state in (State.READING, State.PREFILLING)
-        self.num_computed = 0
-        self.num_cached = 0
+        self.cache.num_computed = 0
+        self.cache.num_cached = 0
 
     def commit_draft_cache(self, num_computed: int) -> None:
         """Note that the draft's cache holds leading tokens of the prompt, all but the last at most."""
-        self.draft_computed = num_computed
+        self.cache.draft_computed = num_computed
 
     def lose_draft_cache(self) -> None:
         """The draft's cache was lost, its source too."""
-        self.draft_computed = -1 if self.spec.source_tokens else 0
+        self.cache.draft_computed = -1 if self.spec.source_tokens else 0
 
     def degrade(
         self,
@@ -311,7 +351,6 @@ class Request:
             off_reason=reason,
             is_adaptive=self.speculation.is_adaptive and fallback is not None,
         )
-        self.gamma = self.speculation.gamma
 
     def fail(self) -> None:
         """End with an error; the slot is the caller's to free."""
@@ -343,7 +382,9 @@ class Request:
         if is_prompt:
             self.transition(RequestEvent.PROMPT_COMPUTED)
         assert verdict.next_token is not None
-        run, is_over = self._append((*draft_tokens[: verdict.num_accepted], verdict.next_token))
+        cache, sequence = self.cache, self.sequence
+        run, is_over = sequence.append((*draft_tokens[: verdict.num_accepted], verdict.next_token))
+        cache.num_computed = sequence.num_known - 1
         said = run
         if self.form is not None and not is_over:
             forced, is_over = self._force(self.form, run)
@@ -351,14 +392,12 @@ class Request:
         text, num_kept, ending = self._cut(said, is_over=is_over)
         if num_kept < len(said):
             self._take_back(len(said) - num_kept)
-            said = said[:num_kept]
-        forced = said[len(run) :]
-        run = run[:num_kept]
+        run, forced = run[:num_kept], said[len(run) : num_kept]
         if ending is not None:
             self.transition(RequestEvent.STOPPED)
         if draft_computed is not None:
             # Not ``num_known - 1``: forced tokens stand where the cache may hold drafts that were rejected.
-            self.draft_computed = min(draft_computed, self.num_computed)
+            cache.draft_computed = min(draft_computed, cache.num_computed)
         if not is_prompt:
             self.stats.record(
                 gamma=len(draft_tokens),
@@ -367,6 +406,7 @@ class Request:
                 num_fallbacks=verdict.num_fallbacks,
                 num_drafted=num_drafted,
             )
+        self.stats.num_forced += len(forced)
         trace = StepTrace(
             draft_tokens=draft_tokens,
             num_accepted=min(verdict.num_accepted, num_kept),
@@ -374,23 +414,9 @@ class Request:
             is_prompt=is_prompt,
             forced=forced,
         )
-        tokens = _emitted(run, verdict, len(draft_tokens))
-        if forced:
-            self.stats.num_forced += len(forced)
-            tokens += tuple(EmittedToken(token=t, provenance=Provenance.FORCED) for t in forced)
-        prompt = self._scored_prompt() if self._owes_prompt else ()
+        tokens = _emitted(run, verdict, len(draft_tokens), forced)
+        prompt = () if self.scores is None else self.scores.take(self.spec.prompt_tokens)
         return Progressed(tokens=tokens, text=text, trace=trace, prompt=prompt), ending
-
-    def times(self, now: float) -> Times:
-        """Return how long the parts of its life took, which ends ``now``."""
-        if self.admitted_at is None:
-            return Times(queued_s=now - self.submitted_at)
-        first_at = now if self.first_at is None else self.first_at
-        return Times(
-            queued_s=self.admitted_at - self.submitted_at,
-            prefill_s=first_at - self.admitted_at,
-            decode_s=now - first_at,
-        )
 
     def report(self) -> SpeculationReport:
         """Acceptance figures so far."""
@@ -402,43 +428,22 @@ class Request:
         )
         return replace(report, verifies_block=self.speculation.verifies_block)
 
-    def _scored_prompt(self) -> tuple[PromptToken, ...]:
-        """Return the prompt with what was noted of it, to be told once."""
-        logprobs = (None, *self._prompt_logprobs)
-        self._owes_prompt, self._prompt_logprobs = False, []
-        return tuple(
-            PromptToken(token=token, logprobs=one)
-            for token, one in zip(self.spec.prompt_tokens, logprobs, strict=True)
-        )
-
     def _note_prompt_computed(self) -> None:
-        if self.num_computed == self.num_known - 1:
+        num_computed, num_known = self.cache.num_computed, self.sequence.num_known
+        if num_computed == num_known - 1:
             self.transition(RequestEvent.PROMPT_COMPUTED)
-        if self.followers and self.num_computed >= self.num_known - 1:
+        if self.group.followers and num_computed >= num_known - 1:
             self._release()
 
     def _release(self) -> None:
         """Have the followers stand where this one stands; their slots hold what its slot does."""
-        followers, self.followers = self.followers, ()
+        followers, self.group.followers = self.group.followers, ()
         for one in followers:
-            one.leader = None
-            if one.num_unread:
+            one.group.leader = None
+            if one.cache.num_unread:
                 one.commit_read()
-            if self.num_computed:
-                one.commit_prefill(self.num_computed)
-
-    def _append(self, run: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Append tokens, at least one, up to the first end token or the limit; say whether one of these was met."""
-        cells, ends, start = self._cells, self._end_tokens, self.num_known
-        end, is_over = start, False
-        for token in run:
-            cells[end] = self.last_token = token
-            end += 1
-            is_over = token in ends or end == len(cells)
-            if is_over:
-                break
-        self.num_known, self.num_computed = end, end - 1
-        return run[: end - start], is_over
+            if self.cache.num_computed:
+                one.commit_prefill(self.cache.num_computed)
 
     def _force(self, form: Form, run: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
         """Append what the form forces behind a run that is appended; say whether the answer ends with it.
@@ -448,16 +453,16 @@ class Request:
         """
         form.commit(run)
         forced: tuple[int, ...] = ()
-        num_computed, is_over = self.num_computed, False
+        is_over = False
         while not is_over:
             tokens = self._uncontested(form.forced(self._max_forced - len(forced)))
             if not tokens:
                 break
-            tokens, is_over = self._append(tokens)
+            tokens, is_over = self.sequence.append(tokens)
             forced += tokens
             if not is_over:
                 form.commit(tokens)
-        self.num_computed, self.num_pending = num_computed, len(forced)
+        self.sequence.num_pending = len(forced)
         return forced, is_over
 
     def _uncontested(self, forced: tuple[int, ...]) -> tuple[int, ...]:
@@ -471,17 +476,17 @@ class Request:
 
     def _take_back(self, num_tokens: int) -> None:
         """Remove tokens behind a stop string, which ends the request; they were never said."""
-        self.num_known -= num_tokens
-        self.num_computed = min(self.num_computed, self.num_known - 1)
-        self.num_pending = self.num_known - 1 - self.num_computed
-        self.draft_computed = min(self.draft_computed, self.num_computed)
-        self.last_token = int(self.tokens[self.num_known - 1])
+        cache, sequence = self.cache, self.sequence
+        sequence.take_back(num_tokens)
+        cache.num_computed = min(cache.num_computed, sequence.num_known - 1)
+        sequence.num_pending = sequence.num_known - 1 - cache.num_computed
+        cache.draft_computed = min(cache.draft_computed, cache.num_computed)
 
     def _cut(self, run: tuple[int, ...], *, is_over: bool) -> tuple[str, int, Ending | None]:
         """Return text to show, tokens to keep, and the ending: a stop string, or one that is known already."""
         if self.spec.max_tokens == 0:
             return "", 0, Ending(reason=FinishReason.LENGTH, stop=None, text="")
-        is_stopped = run[-1] in self._end_tokens
+        is_stopped = run[-1] in self.sequence.end_tokens
         shown = run[:-1] if is_stopped and not self.spec.include_stop else run
         text, num_kept, stop = self._text.push(shown)
         # An end token that is shown ends the answer by itself, whatever its text completes.
@@ -496,9 +501,9 @@ class Request:
 
 
 def _emitted(
-    tokens: tuple[int, ...], verdict: Verdict, num_drafted: int
+    tokens: tuple[int, ...], verdict: Verdict, num_drafted: int, forced: tuple[int, ...]
 ) -> tuple[EmittedToken, ...]:
-    """Return the kept tokens of a verification as they are told."""
+    """Return the kept tokens of a verification, and those forced behind them, as they are told."""
     was_rejected = verdict.num_accepted < num_drafted
     last = Provenance.RECOVERED if was_rejected else Provenance.BONUS
     logprobs: tuple[TokenLogprobs | None, ...] = verdict.logprobs or (None,) * len(tokens)
@@ -506,4 +511,6 @@ def _emitted(
     for index, token in enumerate(tokens):
         provenance = Provenance.ACCEPTED if index < verdict.num_accepted else last
         emitted.append(EmittedToken(token=token, provenance=provenance, logprobs=logprobs[index]))
+    if forced:
+        emitted += [EmittedToken(token=token, provenance=Provenance.FORCED) for token in forced]
     return tuple(emitted)

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from outrider.runtime.core.request import Request
 
 MOST_PADDING = 16
 """Tokens that a row is padded by at most to be fed in one call with others.
@@ -30,41 +31,6 @@ A little more than the tokens that a call of one's own costs beside them, since 
 on two cores, with the demo pair, eight prompts of 16 tokens take 24 ms one by one and 15 ms together, eight of 64
 tokens 64 and 55 ms, so that a call costs as much as about a dozen tokens.
 """
-
-
-class Progress(Protocol):
-    """Where a live row stands between two steps.
-
-    Attributes:
-        order: admission number; smaller was admitted earlier.
-        num_known: tokens that exist.
-        num_computed: leading tokens whose keys and values are in the target's cache.
-        num_pending: last tokens that a form has forced since; a row that decodes feeds them behind the one before.
-        num_remaining: tokens it may still emit, at least 1.
-        gamma: draft tokens per step it asks for.
-        num_unread: tokens of its source, while the target has yet to read it; else 0.
-        leader: the row that reads the same source and prompt for it; None for a row that reads itself.
-        is_scored: whether every token of its prompt wants its logits.
-    """
-
-    @property
-    def order(self) -> int: ...  # noqa: D102
-    @property
-    def num_known(self) -> int: ...  # noqa: D102
-    @property
-    def num_computed(self) -> int: ...  # noqa: D102
-    @property
-    def num_pending(self) -> int: ...  # noqa: D102
-    @property
-    def num_remaining(self) -> int: ...  # noqa: D102
-    @property
-    def gamma(self) -> int: ...  # noqa: D102
-    @property
-    def num_unread(self) -> int: ...  # noqa: D102
-    @property
-    def leader(self) -> Progress | None: ...  # noqa: D102
-    @property
-    def is_scored(self) -> bool: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +115,7 @@ def num_to_admit(queued: Iterable[int], num_free: int) -> int:
     return num_admitted
 
 
-def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = False) -> StepPlan:
+def plan_step(rows: Sequence[Request], limits: StepLimits, *, has_fed: bool = False) -> StepPlan:
     """Plan the next step of all live rows.
 
     Args:
@@ -173,18 +139,16 @@ def plan_step(rows: Sequence[Progress], limits: StepLimits, *, has_fed: bool = F
     return StepPlan(prefill=prefill, gammas=gammas)
 
 
-def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
+def plan_read(rows: Sequence[Request], limits: StepLimits) -> range:
     """The slots whose sources to read next; none while a row admitted earlier has a prompt to feed."""
     lengths = {
-        slot: row.num_unread
+        slot: row.cache.num_unread
         for slot, row in enumerate(rows)
-        if row.num_unread and row.leader is None
+        if row.cache.num_unread and row.group.leader is None
     }
     if not lengths:
         return range(0)
-    fed = [
-        s for s, row in enumerate(rows) if row.num_known - row.num_pending - row.num_computed > 1
-    ]
+    fed = [slot for slot, row in enumerate(rows) if _num_missing(row) > 1]
     oldest = min({*fed, *lengths}, key=lambda slot: rows[slot].order)
     if oldest not in lengths:
         return range(0)
@@ -197,14 +161,14 @@ def plan_read(rows: Sequence[Progress], limits: StepLimits) -> range:
     )
 
 
-def plan_prefill(rows: Sequence[Progress], limits: StepLimits) -> Prefill | None:
+def plan_prefill(rows: Sequence[Request], limits: StepLimits) -> Prefill | None:
     """The chunk of prompt to feed next; rows that decode have no say in it."""
     missing = {
         slot: missing + limits.answers_prompts
         for slot, row in enumerate(rows)
-        if not row.num_unread
-        and row.leader is None
-        and (missing := row.num_known - 1 - row.num_pending - row.num_computed) > 0
+        if not row.cache.num_unread
+        and row.group.leader is None
+        and (missing := _num_missing(row) - 1) > 0
     }
     if not missing:
         return None
@@ -260,28 +224,36 @@ def alike_neighbours(
 
 
 def _gammas(
-    rows: Sequence[Progress], limits: StepLimits, prefill: Prefill | None, read: range = range(0)
+    rows: Sequence[Request], limits: StepLimits, prefill: Prefill | None, read: range = range(0)
 ) -> tuple[int | None, ...]:
     """Return each row's gamma, which leaves room for the token that every verification adds; None where it waits."""
     gammas: list[int | None] = []
     for slot, row in enumerate(rows):
         fed = 0 if prefill is None else prefill.length_of(slot)
-        is_unread = row.num_unread and slot not in read
-        if is_unread or row.num_known - row.num_pending - row.num_computed - fed != 1:
+        is_unread = row.cache.num_unread and slot not in read
+        sequence, gamma = row.sequence, row.speculation.gamma
+        num_fed = row.cache.num_computed + fed
+        if is_unread or sequence.num_known - sequence.num_pending - num_fed != 1:
             gammas.append(None)
-        elif row.gamma == 0:
+        elif gamma == 0:
             gammas.append(0)
         else:
-            room = min(row.num_remaining - 1, limits.max_context - row.num_known)
-            gammas.append(max(0, min(row.gamma, limits.max_gamma, room)))
+            room = min(sequence.num_remaining - 1, limits.max_context - sequence.num_known)
+            gammas.append(max(0, min(gamma, limits.max_gamma, room)))
     return tuple(gammas)
 
 
+def _num_missing(row: Request) -> int:
+    """Return the known tokens that the target's cache misses, but for those that the form forced."""
+    sequence = row.sequence
+    return sequence.num_known - sequence.num_pending - row.cache.num_computed
+
+
 def _with_leaders(
-    rows: Sequence[Progress], gammas: tuple[int | None, ...]
+    rows: Sequence[Request], gammas: tuple[int | None, ...]
 ) -> tuple[int | None, ...]:
     """Return the gammas with those of their leaders for rows that have one: they decode from the same step on."""
     return tuple(
-        gamma if row.leader is None else gammas[rows.index(row.leader)]
+        gamma if row.group.leader is None else gammas[rows.index(row.group.leader)]
         for row, gamma in zip(rows, gammas, strict=True)
     )

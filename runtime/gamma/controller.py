@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 import numpy as np
-from outrider.engines.sampling.base import ExactnessMode, Verdict
+from outrider.engines.sampling.base import Verdict
 from outrider.engines.trees import tree_layout
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.stats import ControlReport
@@ -24,8 +24,9 @@ from outrider.runtime.drafters.base import Draft
 from outrider.runtime.gamma import guard
 from outrider.runtime.gamma.acceptance import MOST_GROUPS, Acceptance, Round
 from outrider.runtime.gamma.choose import Options, Rows, options_of
-from outrider.runtime.gamma.costs import CostTable, RowKind, StepPrices
+from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.gamma.report import GammaStats
+from outrider.runtime.gamma.step_times import StepTimes
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,73 @@ COST_SHARE = 0.005  # of the time served, that decisions may take
 MOST_ROUNDS = 512  # that wait for the next decision: a group forgets older ones anyway
 HORIZON = 128  # tokens of an answer over which feeding the draft model what it missed must pay
 RETRY_S = 60.0  # seconds that gammas stay fixed after choosing them failed
+
+
+@dataclass(slots=True)
+class Decision:
+    """What was decided for the rows last seen, and when to decide anew.
+
+    Attributes:
+        gammas: by internal id.
+        longest: draft of these; rows that came since take it.
+        load: power of two of the rows, and their groups.
+        is_due: whether these rows want another one, once no prompts are read.
+        num_steps: since then.
+        owed_s: seconds that decisions took beyond their share of the time served.
+        decide_by_s: on the clock, when a deadline comes near.
+    """
+
+    gammas: dict[str, int] = field(default_factory=dict)
+    longest: int = 0
+    load: tuple[int, set[Hashable]] = field(default_factory=lambda: (0, set()))
+    is_due: bool = True
+    num_steps: int = 0
+    owed_s: float = 0.0
+    decide_by_s: float = np.inf
+
+
+@dataclass(slots=True)
+class Measurement:
+    """The probe or the try under way, and when the next one begins.
+
+    Attributes:
+        is_probe: whether the step under way is a plain one of a probe.
+        tried_row: the slot that it drafts for alone, to try it; None where it tries none.
+        num_left: steps of the probe or try behind it.
+        until_probe: steps with drafts before the next probe.
+        num_plain: plain steps in a row.
+        num_tries: by group.
+        try_at_s: saved seconds from which on another try is looked for.
+    """
+
+    is_probe: bool = False
+    tried_row: int | None = None
+    num_left: int = 0
+    until_probe: int = guard.FIRST_PROBE
+    num_plain: int = 0
+    num_tries: dict[Hashable, int] = field(default_factory=dict)
+    try_at_s: float = 0.0
+
+    def stop(self) -> None:
+        """Measure no more: the next step does what was decided."""
+        self.is_probe, self.tried_row, self.num_left = False, None, 0
+
+
+@dataclass(slots=True)
+class ChosenStep:
+    """The step under way.
+
+    Attributes:
+        began_s: on the clock, once it was chosen.
+        is_chosen: whether its gammas were chosen, not fixed.
+        gammas: that were chosen, per slot.
+        catch_up_s: seconds in which it feeds the draft model what rows missed.
+    """
+
+    began_s: float = 0.0
+    is_chosen: bool = False
+    gammas: Gammas = ()
+    catch_up_s: float = 0.0
 
 
 class Controller:
@@ -68,31 +136,22 @@ class Controller:
         are_waiting: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prices = StepPrices(table, max_gamma=max_gamma, packs_rows=packs_rows)
-        self._host = table.host.rows
+        self._times = StepTimes(
+            table,
+            max_gamma=max_gamma,
+            max_shared_missing=max_shared_missing,
+            uses_model=uses_model,
+            packs_rows=packs_rows,
+        )
         self._acceptance = Acceptance(max_gamma)
-        self._ratios = guard.Ratios()
         self._budgets = guard.Budgets()
         self._stats = GammaStats(max_gamma)
-        self._max_gamma, self._most_missing = max_gamma, max_shared_missing
-        # Callers compose names of drafters: no more are kept than are served at once.
-        self._uses_model = lru_cache(maxsize=256)(uses_model)
-        self._are_waiting, self._clock = are_waiting, clock
-        # The rows last seen, and what was decided for them.
-        self._rows: tuple[Request, ...] = ()
-        self._gammas: dict[str, int] = {}
-        self._longest = 0
-        self._is_due, self._load = True, (0, set[Hashable]())
-        self._since, self._owed_s, self._decide_by_s = 0, 0.0, np.inf
+        self._max_gamma, self._are_waiting, self._clock = max_gamma, are_waiting, clock
+        self._rows: tuple[Request, ...] = ()  # last seen
+        self._decision = Decision()
+        self._measurement = Measurement()
+        self._step = ChosenStep()
         self._rounds: list[Round] = []
-        # The step under way is a plain one of a probe, tries drafts of one row, or does what was decided.
-        self._is_probe, self._num_left = False, 0
-        self._tried_row: int | None = None
-        self._asked: Gammas = ()
-        self._catch_up_s = self._began_s = 0.0
-        self._is_choosing = False
-        self._until_probe, self._num_plain = guard.FIRST_PROBE, 0
-        self._num_tries, self._try_at_s = dict[Hashable, int](), 0.0
         self._fixed_until_s = -np.inf
         self._elapsed = 0.0
 
@@ -103,9 +162,9 @@ class Controller:
             live: request i holds slot i.
             caps: the most draft tokens that each slot may take.
         """
-        self._began_s = self._clock()
-        self._is_choosing = False
-        if self._began_s >= self._fixed_until_s:
+        step = self._step
+        step.began_s, step.is_chosen = self._clock(), False
+        if step.began_s >= self._fixed_until_s:
             try:
                 return self._choose(live, caps)
             except Exception as error:  # whatever is wrong with the choice, rows do without
@@ -129,10 +188,10 @@ class Controller:
             drafts: per slot, what was verified; a tree counts as deep as it is.
             judged: slot and verdict of each row.
         """
-        seconds = self._clock() - self._began_s
+        seconds = self._clock() - self._step.began_s
         if judged:
-            self._elapsed += seconds / self._plain_s(len(judged))
-        if judged and self._is_choosing:
+            self._elapsed += seconds / self._times.plain_s(len(judged))
+        if judged and self._step.is_chosen:
             try:
                 self._observe(live, drafts, judged, seconds)
             except Exception as error:  # what was not learnt harms nobody
@@ -150,34 +209,35 @@ class Controller:
         self._align(live)
         if not any(row.speculation.is_adaptive for row in self._rows):
             return caps
-        self._is_choosing = True
-        is_paid = self._since >= DECIDE_EVERY and self._owed_s <= 0.0
+        step, decision = self._step, self._decision
+        step.is_chosen = True
+        is_paid = decision.num_steps >= DECIDE_EVERY and decision.owed_s <= 0.0
         # While prompts are read, more rows are about to decode, and to be decided on.
-        is_due = self._is_due and (None not in caps or not self._gammas)
-        if is_due or is_paid or self._began_s > self._decide_by_s:
+        is_due = decision.is_due and (None not in caps or not decision.gammas)
+        if is_due or is_paid or step.began_s > decision.decide_by_s:
             self._decide(caps)
-        self._since += 1
+        decision.num_steps += 1
         self._begin_measuring(caps)
-        chosen, self._catch_up_s = list(caps), 0.0
+        chosen, step.catch_up_s = list(caps), 0.0
         for slot, (row, cap) in enumerate(zip(self._rows, caps, strict=True)):
             if not cap:
                 continue
             if row.speculation.is_adaptive:
                 gamma = chosen[slot] = min(cap, self._gamma_of(slot))
-                row.stats.num_off += gamma == 0 and not self._is_probe
+                row.stats.num_off += gamma == 0 and not self._measurement.is_probe
             if chosen[slot]:
-                self._catch_up_s += self._missed_s(row)
-        self._asked = tuple(chosen)
-        self._began_s = self._clock()
-        return self._asked
+                step.catch_up_s += self._times.missed_s(row)
+        step.gammas = tuple(chosen)
+        step.began_s = self._clock()
+        return step.gammas
 
     def _gamma_of(self, slot: int) -> int:
-        if self._is_probe:
+        if self._measurement.is_probe:
             return 0
-        if self._tried_row is not None:
-            return int(slot == self._tried_row)
-        # Who came since the decision takes what is usual until the next.
-        return self._gammas.get(self._rows[slot].spec.internal_id, self._longest)
+        if self._measurement.tried_row is not None:
+            return int(slot == self._measurement.tried_row)
+        # Rows that came since the decision take what is usual until the next.
+        return self._decision.gammas.get(self._rows[slot].spec.internal_id, self._decision.longest)
 
     def _align(self, live: Sequence[Request]) -> None:
         """Take note of the live rows; those like the ones decided on do what is usual until the next decision."""
@@ -185,106 +245,109 @@ class Controller:
             return
         self._rows = tuple(live)
         load = guard.load_of(len(live)), {_group(row) for row in live}
+        decision, measurement = self._decision, self._measurement
         # Fewer rows than were decided on are no reason for haste.
-        self._is_due |= load[0] > self._load[0] or load[1] != self._load[1]
-        self._load, self._since = load, DECIDE_EVERY
-        if self._tried_row is not None:
-            self._num_left = 0
+        decision.is_due |= load[0] > decision.load[0] or load[1] != decision.load[1]
+        decision.load, decision.num_steps = load, DECIDE_EVERY
+        if measurement.tried_row is not None:
+            measurement.num_left = 0
 
     def _decide(self, caps: Gammas) -> None:
         """Choose gammas for the live rows; those whose prompt is being read as if they decoded."""
         began_s = self._clock()
-        rows, num_rows = self._rows, len(self._rows)
+        rows, num_rows, times = self._rows, len(self._rows), self._times
+        decision = self._decision
         self._acceptance.record(self._rounds)
         self._rounds.clear()
         self._acceptance.keep_only({row.spec.internal_id for row in rows})
         most, catch_up = [], []
         for row, cap in zip(rows, caps, strict=True):
-            left = row.num_remaining
-            most.append(max(0, min(row.gamma, left - 1)) if cap is None else cap)
+            left = row.sequence.num_remaining
+            most.append(max(0, min(row.speculation.gamma, left - 1)) if cap is None else cap)
             pays = row.speculation.is_adaptive
-            catch_up.append(self._missed_s(row) / min(max(left, 1), HORIZON) if pays else 0.0)
-        hosts = [self._host[_kind(row)] for row in rows]
+            catch_up.append(times.missed_s(row) / min(max(left, 1), HORIZON) if pays else 0.0)
+        hosts = [times.host(row) for row in rows]
         options = options_of(
             Rows(
                 np.array(most, dtype=np.int64),
                 np.array([not row.speculation.is_adaptive for row in rows]),
-                np.array([self._uses_model(row.speculation.drafter) for row in rows]),
+                np.array([times.uses_model(row) for row in rows]),
                 sum([host.row_s for host in hosts]),
                 np.array([host.token_s for host in hosts]),
                 np.array(catch_up),
             ),
             self._acceptance.expect([(row.spec.internal_id, _group(row)) for row in rows]),
-            self._prices.of_rows(num_rows, max([row.num_known for row in rows])),
-            [self._ratios.of(num_rows, longest) for longest in range(self._max_gamma + 1)],
+            times.of_rows(rows, num_rows),
+            [times.ratios.of(num_rows, longest) for longest in range(self._max_gamma + 1)],
         )
         self._stats.consider(np.array([options.tokens, options.seconds]))
-        is_open = self._budgets.of(num_rows, self._plain_s(num_rows)).is_open
-        self._longest = self._best(options, began_s) if is_open else 0
-        gammas = options.gammas[self._longest].tolist()
-        self._gammas = dict(zip([row.spec.internal_id for row in rows], gammas, strict=True))
-        self._since, self._is_due, self._try_at_s = 0, False, 0.0
+        is_open = self._budgets.of(num_rows, times.plain_s(num_rows)).is_open
+        longest = decision.longest = self._best(options, began_s) if is_open else 0
+        gammas = options.gammas[longest].tolist()
+        decision.gammas = dict(zip([row.spec.internal_id for row in rows], gammas, strict=True))
+        decision.num_steps, decision.is_due, self._measurement.try_at_s = 0, False, 0.0
         took_s = self._clock() - began_s
-        self._owed_s += took_s
+        decision.owed_s += took_s
         self._stats.decided(took_s)
 
     def _best(self, options: Options, now_s: float) -> int:
         """Return the longest draft of the best rate; the one in use keeps its place within a margin."""
-        rates = options.tokens / options.seconds
+        rates, longest = options.tokens / options.seconds, self._decision.longest
         deadlines = [row.spec.deadline_s for row in self._rows]
         left_s = min([one - now_s for one in deadlines if one is not None], default=np.inf)
         rates[1:][options.seconds[1:] > left_s] = 0.0
         # While the longest of these steps still fits, no deadline is near.
-        self._decide_by_s = now_s + left_s - 2.0 * float(options.seconds.max())
+        self._decision.decide_by_s = now_s + left_s - 2.0 * float(options.seconds.max())
         if len(self._rows) > 1 and not self._are_waiting():
             rates[0] *= 1.0 + LEAD
-        elif self._longest == 0:
+        elif longest == 0:
             rates[0] *= 1.0 + MARGIN
         best = int(rates.argmax())
-        is_better = rates[best] > rates[self._longest] * (1.0 + MARGIN)
-        return best if is_better or best == 0 else self._longest
+        is_better = rates[best] > rates[longest] * (1.0 + MARGIN)
+        return best if is_better or best == 0 else longest
 
     def _begin_measuring(self, caps: Gammas) -> None:
         """Go on with the probe or the try under way, or begin one where it is due."""
-        if self._num_left:
-            self._num_left -= 1
+        measurement, decision = self._measurement, self._decision
+        if measurement.num_left:
+            measurement.num_left -= 1
             return
         # The results of a try are decided on in the next step.
-        self._is_due |= self._tried_row is not None
-        self._is_probe, self._tried_row = False, None
-        if self._longest:
-            self._until_probe -= 1
-            if self._until_probe <= 0:
-                self._is_probe, self._num_left = True, guard.PROBE_STEPS - 1
-                self._until_probe = guard.PROBE_EVERY
-        elif None not in caps and not self._is_due:
+        decision.is_due |= measurement.tried_row is not None
+        measurement.stop()
+        if decision.longest:
+            measurement.until_probe -= 1
+            if measurement.until_probe <= 0:
+                measurement.is_probe, measurement.num_left = True, guard.PROBE_STEPS - 1
+                measurement.until_probe = guard.PROBE_EVERY
+        elif None not in caps and not decision.is_due:
             self._begin_try(caps)
 
     def _begin_try(self, caps: Gammas) -> None:
         """Draft single tokens of one row for some steps, where enough was saved for what that may lose."""
-        num_rows = len(self._rows)
-        saved_s = self._budgets.of(num_rows, self._plain_s(num_rows)).saved_s
-        if saved_s < self._try_at_s:
+        num_rows, times, measurement = len(self._rows), self._times, self._measurement
+        saved_s = self._budgets.of(num_rows, times.plain_s(num_rows)).saved_s
+        if saved_s < measurement.try_at_s:
             return
+        num_tries = measurement.num_tries
         rows = [
-            (self._num_tries.get(_group(row), 0), self._missed_s(row), slot)
+            (num_tries.get(_group(row), 0), times.missed_s(row), slot)
             for slot, (row, cap) in enumerate(zip(self._rows, caps, strict=True))
-            if cap and row.speculation.is_adaptive and row.num_remaining > guard.TRY_STEPS + 2
+            if cap
+            and row.speculation.is_adaptive
+            and row.sequence.num_remaining > guard.TRY_STEPS + 2
         ]
-        prices = self._prices.of_rows(num_rows, 0)
-        plain_s, one_s = (
-            prices.step_s(one, one, [one], 0.0) * self._ratios.of(num_rows, one) for one in (0, 1)
-        )
-        num_tries, missed_s, slot = min(rows, default=(0, plain_s, 0))
-        self._try_at_s = guard.TRY_STEPS * max(0.0, one_s - plain_s) + missed_s
-        if rows and saved_s >= max(self._try_at_s, plain_s * guard.LOST_SHARE):
+        plain_s, one_s = times.drafted_s(num_rows, 0), times.drafted_s(num_rows, 1)
+        num_before, missed_s, slot = min(rows, default=(0, plain_s, 0))
+        measurement.try_at_s = guard.TRY_STEPS * max(0.0, one_s - plain_s) + missed_s
+        if rows and saved_s >= max(measurement.try_at_s, plain_s * guard.LOST_SHARE):
             group = _group(self._rows[slot])
             self._acceptance.soften(group)
-            self._num_tries.pop(group, None)
-            self._num_tries[group] = num_tries + 1
-            if len(self._num_tries) > MOST_GROUPS:
-                del self._num_tries[next(iter(self._num_tries))]
-            self._tried_row, self._num_left = slot, guard.TRY_STEPS - 1
+            num_tries.pop(group, None)
+            num_tries[group] = num_before + 1
+            if len(num_tries) > MOST_GROUPS:
+                del num_tries[next(iter(num_tries))]
+            measurement.tried_row, measurement.num_left = slot, guard.TRY_STEPS - 1
 
     def _observe(
         self,
@@ -293,10 +356,12 @@ class Controller:
         judged: Sequence[tuple[int, Verdict]],
         seconds: float,
     ) -> None:
+        step, decision, measurement = self._step, self._decision, self._measurement
         num_rows, num_emitted, host_s = len(judged), len(judged), 0.0
         depths, calls = [], [0] * self._max_gamma
         for slot, verdict in judged:
-            row, draft, host = self._rows[slot], drafts[slot], self._host[_kind(self._rows[slot])]
+            row, draft = self._rows[slot], drafts[slot]
+            host = self._times.host(row)
             depth = 0 if draft is None else _depth(draft)
             has_called = draft is not None and draft.num_computed is not None
             called = depth if has_called else 0
@@ -307,66 +372,46 @@ class Controller:
             host_s += host.row_s + depth * host.token_s
             # A draft model that only caught up says nothing of what it would propose.
             if depth or not has_called:
-                counts = max(self._asked[slot] or 0, depth), depth, called, verdict.num_accepted
+                counts = max(step.gammas[slot] or 0, depth), depth, called, verdict.num_accepted
                 name = row.spec.internal_id
                 self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]
-        longest, widest = max([gamma or 0 for gamma in self._asked]), max(depths)
-        self._num_plain = 0 if longest else self._num_plain + 1
-        self._owed_s = max(0.0, self._owed_s - COST_SHARE * seconds)
-        prices = self._prices.of_rows(num_rows, max([row.num_known for row in live]))
-        is_settled = longest or self._num_plain > guard.SETTLING_STEPS
-        if num_rows == len(live) and seconds > 0.0 and not self._catch_up_s and is_settled:
+        longest, widest = max([gamma or 0 for gamma in step.gammas]), max(depths)
+        measurement.num_plain = 0 if longest else measurement.num_plain + 1
+        decision.owed_s = max(0.0, decision.owed_s - COST_SHARE * seconds)
+        prices, ratios = self._times.of_rows(live, num_rows), self._times.ratios
+        is_settled = longest or measurement.num_plain > guard.SETTLING_STEPS
+        if num_rows == len(live) and seconds > 0.0 and not step.catch_up_s and is_settled:
             table_s = prices.step_s(sum(depths), widest, calls[:widest], host_s)
-            self._ratios.add(num_rows, longest, seconds / table_s)
-        plain_s = prices.verify_s[0] * self._ratios.of(num_rows, 0)
+            ratios.add(num_rows, longest, seconds / table_s)
+        plain_s = prices.verify_s[0] * ratios.of(num_rows, 0)
         self._charge((num_emitted, seconds, num_rows, plain_s), is_on=widest > 0)
 
     def _charge(self, served: tuple[int, float, int, float], *, is_on: bool) -> None:
         """Charge the budget, and report a step: its tokens, seconds and rows, and the seconds of a plain one."""
         num_emitted, seconds, num_rows, plain_s = served
-        budget = self._budgets.of(num_rows, plain_s)
+        budget, decision = self._budgets.of(num_rows, plain_s), self._decision
         if is_on:
-            lost_s = seconds - self._catch_up_s - num_emitted / num_rows * plain_s
-            self._budgets.drafted(budget, seconds, lost_s, self._catch_up_s, plain_s)
-            self._is_due |= self._longest > 0 and not budget.is_open
+            caught_s = self._step.catch_up_s
+            lost_s = seconds - caught_s - num_emitted / num_rows * plain_s
+            self._budgets.drafted(budget, seconds, lost_s, caught_s, plain_s)
+            decision.is_due |= decision.longest > 0 and not budget.is_open
         else:
-            self._budgets.plain(budget, seconds, plain_s, goes_on=self._longest > 0)
-        self._stats.step(served, is_on=is_on, is_probe=self._is_probe)
-
-    def _plain_s(self, num_rows: int) -> float:
-        """Return the tabled seconds of a plain step, at the smallest size of the cache."""
-        return self._prices.of_rows(num_rows, 0).verify_s[0]
-
-    def _missed_s(self, row: Request) -> float:
-        """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway."""
-        if not self._uses_model(row.speculation.drafter):
-            return 0.0
-        read_s = self._prices.read_s(len(row.spec.source_tokens)) if row.draft_computed < 0 else 0.0
-        num_missing = row.num_known - max(row.draft_computed, 0)
-        if num_missing <= self._most_missing:
-            return read_s
-        return read_s + self._prices.catch_up_s(num_missing - 1)
+            self._budgets.plain(budget, seconds, plain_s, goes_on=decision.longest > 0)
+        self._stats.step(served, is_on=is_on, is_probe=self._measurement.is_probe)
 
     def _give_up(self, error: Exception) -> None:
         """Say so, keep gammas fixed for a while, and begin anew after that."""
         logger.error("choosing gamma failed; it is fixed for %g s", RETRY_S, exc_info=error)
         self._fixed_until_s = self._clock() + RETRY_S
-        self._rows, self._is_due, self._is_choosing = (), True, False
-        self._is_probe, self._tried_row, self._num_left = False, None, 0
+        self._rows, self._decision.is_due, self._step.is_chosen = (), True, False
+        self._measurement.stop()
 
 
 def _depth(draft: Draft) -> int:
     if draft.parents is None:
         return len(draft.tokens)
     return int(tree_layout(draft.parents).depths.max())
-
-
-def _kind(row: Request) -> RowKind:
-    if row.spec.params.is_greedy:
-        return RowKind.GREEDY
-    is_stable = row.spec.speculation.mode is ExactnessMode.SEED_STABLE
-    return RowKind.STABLE if is_stable else RowKind.SAMPLED
 
 
 def _group(row: Request) -> Hashable:

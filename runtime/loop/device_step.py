@@ -163,7 +163,7 @@ def _round(
     num_rows = rows[-1].sampling.slot + 1
     return Round(
         rows=rows,
-        starts=[request.num_computed for request in live[:num_rows]],
+        starts=[request.cache.num_computed for request in live[:num_rows]],
         # A row whose source the draft model has not read takes no part.
         draft_starts=[] if ready is None else [max(0, n) for n in ready.computed[:num_rows]],
     )
@@ -186,7 +186,7 @@ def _outcome(
             proposals.drafts[slot] = replace(
                 draft,
                 tokens=answer.draft_tokens,
-                num_computed=live[slot].num_known + len(answer.draft_tokens) - 1,
+                num_computed=live[slot].sequence.num_known + len(answer.draft_tokens) - 1,
             )
         verdicts.append((slot, answer.verdict))
     return Taken(host_fallback_reason="", proposals=proposals, verdicts=verdicts)

@@ -98,6 +98,8 @@ class SpeculationPolicy:
 
     def resolve_request(self, spec: RequestSpec) -> Speculation:
         """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow."""
+        if spec.beams is not None:
+            return UNDRAFTED
         wanted = spec.speculation
         speculation = self.resolve(wanted)
         if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:
@@ -152,7 +154,7 @@ class SpeculationPolicy:
         now = self._elapsed()
         began = self._began.pop(request.spec.internal_id, now)
         # One that went on without its drafter tells nothing of it.
-        tokens = 0 if request.speculation.drafter != chosen else request.num_output
+        tokens = 0 if request.speculation.drafter != chosen else request.sequence.num_output
         kind = _kind(request.spec, request.speculation)
         self._choice.note(kind, chosen, tokens=tokens, elapsed=now - began)
 
@@ -161,7 +163,7 @@ class SpeculationPolicy:
         paused = {name for name, breaker in self.breakers.items() if breaker.is_paused(now)}
         for request in live if paused else ():
             name = request.speculation.drafter
-            if request.gamma and (left := self._drafters.without(name, paused)) != name:
+            if request.speculation.gamma and (left := self._drafters.without(name, paused)) != name:
                 request.degrade(left, reason=SpeculationDisabledReason.DRAFTER_PAUSED)
 
     def note(self, asked: Mapping[str, Exception | None], now: float) -> None:

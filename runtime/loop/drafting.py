@@ -20,7 +20,7 @@ from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
 from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, Need, Outcome
 from outrider.runtime.drafters.compose import as_error
 from outrider.runtime.drafters.registry import Drafters
-from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
+from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def draft_rows(
         spec, is_adaptive = request.spec, request.speculation.is_adaptive
         max_nodes = rules.max_nodes_of(spec) if takes_trees else 0
         # Forced tokens stand between the last judged one and the tree.
-        max_nodes = max_nodes and max(0, max_nodes - request.num_pending)
+        max_nodes = max_nodes and max(0, max_nodes - request.sequence.num_pending)
         node_cost = rules.node_cost
         if is_adaptive and price is not None:
             max_nodes, node_cost = affordable_nodes(max_nodes, gamma or 0, price), price
@@ -226,7 +226,7 @@ def draft_rows(
                 text=request.text,
                 source=spec.source_tokens,
                 gamma=gamma or 0,
-                num_computed=request.draft_computed,
+                num_computed=request.cache.draft_computed,
                 key=spec.internal_id,
                 scope=_scope_of(rules.scope, spec.tenant if spec.is_known else None),
                 params=spec.speculation,
@@ -234,7 +234,7 @@ def draft_rows(
                 node_cost=node_cost,
                 is_adaptive=is_adaptive,
                 form=request.form,
-                group=request.group,
+                group=request.group.name,
             )
         )
     return rows
@@ -297,7 +297,7 @@ def degrade(
     if has_model:
         for slot, request in enumerate(live):
             request.lose_draft_cache()
-            rows[slot] = replace(rows[slot], num_computed=request.draft_computed)
+            rows[slot] = replace(rows[slot], num_computed=request.cache.draft_computed)
     left = drafters.without_model(name) if isinstance(error, EngineError) and has_model else None
     for slot in slots:
         live[slot].degrade(left)

@@ -63,7 +63,7 @@ class Finisher:
             assert ending is not None
             self._end(request, _finished(request, ending, now))
         for request, finished in result.searched:
-            self._end(request, replace(finished, times=request.times(now)))
+            self._end(request, replace(finished, times=request.timestamps.times(now)))
         if result.failed or result.alone:
             self.end_with_errors(_explained(result))
         if lost:
@@ -85,8 +85,8 @@ class Finisher:
         passes = []
         for request, told, ending in result.progressed:
             trace = told.trace
-            if request.first_at is None:
-                request.first_at = now
+            if request.timestamps.first_at is None:
+                request.timestamps.first_at = now
             totals.num_emitted += len(told.tokens)
             totals.num_finished += ending is not None
             if not trace.is_prompt:
@@ -118,7 +118,9 @@ class Finisher:
                     request.fail()
                 self.totals.num_failed += 1
                 failed = Failed(
-                    error=error, num_output=request.num_output, times=request.times(self.clock())
+                    error=error,
+                    num_output=request.sequence.num_output,
+                    times=request.timestamps.times(self.clock()),
                 )
                 self._end(request, failed)
             endings = lost
@@ -149,10 +151,10 @@ def _finished(request: Request, ending: Ending, now: float) -> Finished:
         stop=ending.stop,
         text=ending.text,
         num_prompt=request.spec.num_prompt_tokens,
-        num_output=request.num_output,
+        num_output=request.sequence.num_output,
         report=request.report(),
-        num_cached=request.num_cached,
-        times=request.times(now),
+        num_cached=request.cache.num_cached,
+        times=request.timestamps.times(now),
     )
 
 

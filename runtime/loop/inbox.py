@@ -150,7 +150,7 @@ class Inbox:
             QuotaExceeded: too many requests of the tenant wait.
             Overloaded: the queue is full.
         """
-        spec, now = group[0].spec, group[0].submitted_at
+        spec, now = group[0].spec, group[0].timestamps.submitted_at
         claim, num_slots, num_tokens = spec.claim, _num_slots(group), spec.num_queued_tokens
         most = claim.rules.max_slots
         if most is not None and num_slots > most:
@@ -259,7 +259,7 @@ class Inbox:
             self._granted.append(waiter)
             self._num_granted += waiter.num_slots
             self._holders |= {request.spec.internal_id: request for request in waiter.item}
-            if waiter.item[0].submitted_at < now:
+            if waiter.item[0].timestamps.submitted_at < now:
                 self.forecast.granted(waiter.num_slots, now)
         if not self._queue:
             self.forecast.nobody_waits()
@@ -303,7 +303,7 @@ class Inbox:
         """Return seconds before which only a cancellation can end a request here."""
         times = [request.spec.deadline_s, self._stop_at]
         if request.slot is None:
-            times.append(request.submitted_at + self._config.queue_timeout_s)
+            times.append(request.timestamps.submitted_at + self._config.queue_timeout_s)
         return min([time for time in times if time is not None], default=math.inf)
 
     def _overdue(
@@ -314,13 +314,13 @@ class Inbox:
         if spec.internal_id in cancelled:
             return cancelled[spec.internal_id]
         if spec.deadline_s is not None and now >= spec.deadline_s:
-            return DeadlineExceeded(request.num_output)
+            return DeadlineExceeded(request.sequence.num_output)
         if is_queued and self._is_draining:
             return Draining()
-        if is_queued and now - request.submitted_at > self._config.queue_timeout_s:
-            return QueueTimeout(now - request.submitted_at)
+        if is_queued and now - request.timestamps.submitted_at > self._config.queue_timeout_s:
+            return QueueTimeout(now - request.timestamps.submitted_at)
         if self._stop_at is not None and now >= self._stop_at:
-            return DrainDeadline(request.num_output)
+            return DrainDeadline(request.sequence.num_output)
         return None
 
 
@@ -333,6 +333,7 @@ def num_unfed(request: Request) -> int:
     """Return the tokens of a request's source and prompt that the target has yet to be fed for it."""
     is_reading = request.state in (State.QUEUED, State.READING, State.PREFILLING)
     # Of a beam search it shows only at the end how far it is; of those that wait for a leader there is nothing to feed.
-    if not is_reading or request.leader is not None or request.spec.beams is not None:
+    if not is_reading or request.group.leader is not None or request.spec.beams is not None:
         return 0
-    return request.num_unread + max(0, request.num_prompt - request.num_computed)
+    cache = request.cache
+    return cache.num_unread + max(0, request.sequence.num_prompt - cache.num_computed)

@@ -113,7 +113,7 @@ class PromptFeeder:
         """Feed neighbours and move their pointers; return the verdicts on first tokens by slot."""
         logits = self._target.extend(_spans(ends))
         for leader, end in ends:
-            if leader.followers:
+            if leader.group.followers:
                 fork(self._target, leader, end)
         rows = [
             replace(
@@ -121,8 +121,8 @@ class PromptFeeder:
                 index=index,
             )
             for index, (leader, end) in enumerate(ends)
-            if end == leader.num_known
-            for request in (leader, *leader.followers)
+            if end == leader.sequence.num_known
+            for request in (leader, *leader.group.followers)
         ]
         if ends[0][0].is_scored:
             logits = _score(ends, logits)
@@ -144,9 +144,9 @@ class PromptFeeder:
         """
         assert request.slot is not None
         self._beat()
-        for start in range(0, request.num_computed, self._limits.prefill_chunk):
-            end = min(start + self._limits.prefill_chunk, request.num_computed)
-            tokens = tuple(request.history[start:end].tolist())
+        for start in range(0, request.cache.num_computed, self._limits.prefill_chunk):
+            end = min(start + self._limits.prefill_chunk, request.cache.num_computed)
+            tokens = tuple(request.sequence.history[start:end].tolist())
             self._target.extend([Span(slot=request.slot, start=start, tokens=tokens, num_logits=0)])
             self._beat()
 
@@ -169,7 +169,7 @@ class PromptFeeder:
         self._forget()
         for request, end in fed:
             if error is None:
-                if request.followers:
+                if request.group.followers:
                     fork(self._target, request, end)
                 request.commit_prefill(end)
             else:
@@ -234,7 +234,7 @@ class SourceReader:
         took_s = self._clock() - began
         # Where a copy raises, nobody has moved on, and all are read again.
         for request in requests:
-            if request.followers:
+            if request.group.followers:
                 fork(self._target, request, 0)
         for request in requests:
             request.commit_read()
@@ -250,14 +250,14 @@ def fork(engine: Engine, leader: Request, end: int) -> None:
 
     A follower whose slot cannot be copied to reads for itself.
     """
-    if end < leader.num_known - 1:
+    if end < leader.sequence.num_known - 1:
         return
     assert leader.slot is not None
-    for follower in leader.followers:
+    for follower in leader.group.followers:
         assert follower.slot is not None
         try:
             engine.move_slot(leader.slot, follower.slot, end)
-            follower.num_cached = leader.num_cached
+            follower.cache.num_cached = leader.cache.num_cached
         except EngineError:
             logger.exception("a prompt could not be copied; it is read again")
             follower.leave_group()
@@ -274,13 +274,14 @@ def _spans(ends: Sequence[End]) -> list[Span]:
     spans = []
     for request, end in ends:
         assert request.slot is not None
-        tokens = tuple(request.history[request.num_computed : end].tolist())
+        start, sequence = request.cache.num_computed, request.sequence
+        tokens = tuple(sequence.history[start:end].tolist())
         spans.append(
             Span(
                 slot=request.slot,
-                start=request.num_computed,
+                start=start,
                 tokens=tokens,
-                num_logits=len(tokens) if request.is_scored else int(end == request.num_known),
+                num_logits=len(tokens) if request.is_scored else int(end == sequence.num_known),
             )
         )
     return spans
@@ -302,11 +303,12 @@ def _score(ends: Sequence[End], logits: FloatArray) -> FloatArray:
     logits = in_place(logits)
     last = []
     for row, (request, end) in zip(logits, ends, strict=True):
-        start, num_top = request.num_computed, request.spec.num_prompt_logprobs or 0
+        start, sequence = request.cache.num_computed, request.sequence
+        num_top = request.spec.num_prompt_logprobs or 0
         found = row[: end - start]
         if not np.isfinite(found.max(axis=-1)).all():
             raise EngineError("logits of a prompt that is scored are not finite")
-        behind = request.tokens[start + 1 : min(end + 1, request.num_prompt)].tolist()
+        behind = sequence.tokens[start + 1 : min(end + 1, sequence.num_prompt)].tolist()
         request.commit_scores(
             start,
             [raw_logprobs(found[index], token, num_top) for index, token in enumerate(behind)],
@@ -319,6 +321,6 @@ def _ends(live: Sequence[Request], planned: Prefill) -> list[End]:
     """Return the requests that are fed."""
     requests = live[planned.slot : planned.slot + len(planned.lengths)]
     return [
-        (request, request.num_computed + length)
+        (request, request.cache.num_computed + length)
         for request, length in zip(requests, planned.lengths, strict=True)
     ]

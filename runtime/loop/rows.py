@@ -39,7 +39,7 @@ class LiveRows:
         self, engines: Sequence[Engine], num_slots: int, prefixes: Prefixes | None = None
     ) -> None:
         self._engines = engines
-        self._prefixes = prefixes
+        self.prefixes = prefixes
         self._num_admitted = 0
         self.slots = SlotAllocator(num_slots)
         self.requests: list[Request] = []
@@ -53,7 +53,7 @@ class LiveRows:
     @property
     def num_kv_tokens(self) -> int:
         """Tokens of theirs whose keys and values the target's slots hold."""
-        rows = sum(request.num_computed for request in self.requests)
+        rows = sum(request.cache.num_computed for request in self.requests)
         return rows + sum(sum(search.cache.lengths) for search in self.searches)
 
     def admit(self, group: Sequence[Request]) -> None:
@@ -70,7 +70,7 @@ class LiveRows:
         if len(group) == 1:
             return
         for request in group:
-            request.group = group[0].spec.internal_id
+            request.group.name = group[0].spec.internal_id
         if group[0].state is not State.DECODING:
             group[0].lead(group[1:])
 
@@ -82,8 +82,8 @@ class LiveRows:
         """
         if not requests:
             return []
-        if self._prefixes is not None:
-            self._prefixes.keep_finished(requests)
+        if self.prefixes is not None:
+            self.prefixes.keep_finished(requests)
         lost = self._free_searches(requests)
         rows = [r.slot for r in requests if r.slot is not None]
         for slot in sorted(rows, reverse=True):
@@ -130,7 +130,7 @@ class LiveRows:
         """Tokens that one engine holds of every slot up to the last in use; None for slots that hold nothing at all."""
         rows: list[int | None] = [
             None if length < 0 else length
-            for length in ((one.num_computed, one.draft_computed)[index] for one in self.requests)
+            for length in (_cached(one)[index] for one in self.requests)
         ]
         if index > 0 or not self.searches:  # searches are the target's alone
             return rows
@@ -141,9 +141,8 @@ class LiveRows:
         return rows
 
     def _move(self, request: Request, source: int, destination: int) -> bool:
-        lengths = (request.num_computed, request.draft_computed)
         try:
-            for engine, length in zip(self._engines, lengths, strict=False):
+            for engine, length in zip(self._engines, _cached(request), strict=False):
                 # A row that has read its source alone holds that.
                 if length > 0 or (length == 0 and engine.limits.max_source):
                     engine.move_slot(source, destination, length)
@@ -151,3 +150,8 @@ class LiveRows:
             logger.exception("a row could not be moved")
             return False
         return True
+
+
+def _cached(request: Request) -> tuple[int, int]:
+    """Return the leading tokens that the caches of target and draft hold; -1 for a source that is not read."""
+    return request.cache.num_computed, request.cache.draft_computed

@@ -1,21 +1,16 @@
 """One step of all live requests: plan -> draft -> run -> judge -> commit.
 
-The only code that meets both the target and the drafters. Whatever a drafter does, its request goes on. Where a call
-of the target or of the sampler raises, parts of its rows are tried again, down to single ones. Who fails alone twice
-ends: quarantined where the engine served others in the same step. The others go on with the tokens they would have had.
-A failed call loses the caches of its rows: those that decode are fed again first, those still prefilling start over.
+Whatever a drafter does, its request goes on. Where a call of the target or of the sampler raises, parts of its rows are
+tried again, down to single ones (``runtime.loop.verification``). A request that fails alone twice ends: quarantined
+where the engine served others in the same step. The others go on with the tokens they would have had.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
-from outrider.engines.base import Engine, Span
-from outrider.engines.sampling.base import SamplingRow, Verdict
-from outrider.engines.sampling.tree_judge import judge as judge_trees
-from outrider.runtime.core.bisect_failures import bisect_failures
+from outrider.engines.base import Engine
+from outrider.engines.sampling.base import Verdict
 from outrider.runtime.core.errors import ConstraintConflict
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
@@ -23,14 +18,11 @@ from outrider.runtime.core.scheduler import plan_step
 from outrider.runtime.core.tree import num_leading, tried_chain
 from outrider.runtime.drafters.base import Draft
 from outrider.runtime.loop.device_step import HOST_STEP, take_round
-from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, row_to_judge, tell
+from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, tell
 from outrider.runtime.loop.prefill import NOTHING_FED, NOTHING_READ
 from outrider.runtime.loop.result import Failure, Progress, StepResult
 from outrider.runtime.loop.step_context import StepContext
-
-logger = logging.getLogger(__name__)
-
-STEP_FAILED = "the step failed; its rows were tried again"
+from outrider.runtime.loop.verification import Verified, recover, verify
 
 
 def run_step(parts: StepContext, live: Sequence[Request]) -> StepResult:
@@ -38,53 +30,31 @@ def run_step(parts: StepContext, live: Sequence[Request]) -> StepResult:
 
     ``live`` has at least one request, request i holding slot i.
     """
-    rounds, gamma_controller, prompts = parts.rounds, parts.gamma_controller, parts.prompts
-    plan = plan_step(live, parts.limits, has_fed=rounds is not None and prompts.take_fed())
+    has_fed = parts.rounds is not None and parts.prompts.take_fed()
+    plan = plan_step(live, parts.limits, has_fed=has_fed)
     read = parts.sources.read(live, plan.read) if plan.read else NOTHING_READ
-    fed = NOTHING_FED if plan.prefill is None else prompts.feed(live, plan.prefill)
-    alone: Sequence[Failure] = [*read.failed, *fed.failed]
-    # A read says of the engine that it reads, not that it extends.
-    is_sound = fed.num_fed > 0 or (bool(read.failed) and bool(read.reads))
+    fed = NOTHING_FED if plan.prefill is None else parts.prompts.feed(live, plan.prefill)
     caps = plan.gammas if plan.prefill is None and not plan.read else _ready(live, plan.gammas)
     if caps.count(None) == len(caps):
-        progressed, failed = _commit(parts.target, live, [None] * len(live), fed.first_verdicts)
-        return StepResult(
-            progressed=progressed, failed=failed, alone=alone, is_sound=is_sound, reads=read.reads
-        )
-
-    gammas = caps if gamma_controller is None else gamma_controller.choose(live, caps)
-    drafted: Proposals | None = None
-    first_verdicts = fed.first_verdicts
-    try:
-        taken = HOST_STEP if rounds is None else take_round(parts, rounds, live, gammas)
-        drafted = taken.proposals or propose(parts.drafters, live, gammas, parts.rules)
-        reason, verdicts = taken.host_fallback_reason, taken.verdicts
-        if verdicts is None:
-            verdicts = _verify(parts, live, gammas, drafted, range(len(live)))
-        if rounds is not None:
-            prompts.commit_ahead()
-    except Exception as error:  # the target's, the sampler's, or a bug: found out row by row
-        logger.warning("a step of %d rows failed; trying parts of it", len(live), exc_info=error)
-        _lose_prompts(live, gammas)
-        drafted = drafted or _drafted_anew(parts, live, gammas)
-        verdicts, failed = _verify_in_halves(parts, live, gammas, drafted)
-        alone = [*alone, *failed]
-        # First tokens belong to the step that failed: their prompts are fed again (P3 of ``runtime.loop.prefill``).
-        reason, first_verdicts, gamma_controller = STEP_FAILED, (), None
-
-    progressed, failed = _commit(parts.target, live, drafted.drafts, [*first_verdicts, *verdicts])
-    judged = [one for one in verdicts if one[1].next_token is not None] if failed else verdicts
-    if drafted.observers:
-        tell(parts.drafters, live, drafted, judged)
-    if gamma_controller is not None:
-        gamma_controller.observe(live, drafted.drafts, judged)
+        done = Verified(proposals=Proposals(drafts=[None] * len(live)))
+    else:
+        gamma_controller = parts.gamma_controller
+        gammas = caps if gamma_controller is None else gamma_controller.choose(live, caps)
+        done = _draft_and_verify(parts, live, gammas)
+    # First tokens belong to the step: where it failed, their prompts are fed again (P3 of ``runtime.loop.prefill``).
+    first_verdicts = () if done.was_recovered else fed.first_verdicts
+    verdicts = [*first_verdicts, *done.verdicts]
+    progressed, failed = _commit(parts.target, live, done.proposals.drafts, verdicts)
+    if done.proposals.observers or parts.gamma_controller is not None:
+        _report_outcomes(parts, live, done, has_failed=bool(failed))
     return StepResult(
         progressed=progressed,
         failed=failed,
-        alone=alone,
-        is_sound=bool(verdicts) or is_sound,
-        asked=drafted.asked,
-        host_fallback_reason=reason,
+        alone=[*read.failed, *fed.failed, *done.failed],
+        # A read says of the engine that it reads, not that it extends.
+        is_sound=bool(done.verdicts) or fed.num_fed > 0 or (bool(read.failed) and bool(read.reads)),
+        asked=done.proposals.asked,
+        host_fallback_reason=done.host_fallback_reason,
         reads=read.reads,
     )
 
@@ -97,94 +67,38 @@ def _ready(live: Sequence[Request], gammas: Sequence[int | None]) -> tuple[int |
     )
 
 
-def _verify(
-    parts: StepContext,
-    live: Sequence[Request],
-    gammas: Sequence[int | None],
-    drafted: Proposals,
-    slots: range,
-) -> list[tuple[int, Verdict]]:
-    """Return the verdicts by slot on what these slots drafted.
-
-    Raises:
-        EngineError: the target or the sampler failed; the caches of these slots are undefined.
-    """
-    spans: list[Span] = []
-    rows: list[SamplingRow] = []
-    num_spans = 0
-    for index, slot in enumerate(slots):
-        request, draft = live[slot], drafted.drafts[slot]
-        # The last committed token, whose keys are missing, and the draft.
-        tokens = () if draft is None else (request.last_token, *draft.tokens)
-        span = Span(
-            slot=slot,
-            start=request.num_computed,
-            tokens=tokens,
-            num_logits=len(tokens),
-            parents=None if draft is None else draft.parents,
-        )
-        spans.append(behind_forced(span, request) if request.num_pending and tokens else span)
-        if draft is not None:
-            num_spans = index + 1
-            name = request.speculation.drafter
-            wanted = drafted.num_choices.get(name, 0) if gammas[slot] else 0
-            row = row_to_judge(request, draft, num_choices=wanted)
-            rows.append(row if index == slot else replace(row, index=index))
-    sampler = parts.sampler
-    logits = parts.target.extend(spans[:num_spans])
-    has_trees = drafted.has_trees
-    verdicts = judge_trees(sampler, logits, rows) if has_trees else sampler.judge(logits, rows)
-    return [(row.slot, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
-
-
-def behind_forced(span: Span, request: Request) -> Span:
-    """Return a span whose draft stands behind the tokens that the form forced since the last judged one."""
-    num_pending = request.num_pending
-    before = request.tokens[request.num_computed : request.num_known - 1].tolist()
-    parents = span.parents
-    if parents is not None:
-        parents = (*range(num_pending), *(num_pending + parent for parent in parents))
-    return replace(span, tokens=(*before, *span.tokens), parents=parents)
-
-
-def _verify_in_halves(
-    parts: StepContext, live: Sequence[Request], gammas: Sequence[int | None], drafted: Proposals
-) -> tuple[list[tuple[int, Verdict]], list[Failure]]:
-    """Verify parts of what failed together, on the host.
-
-    A draw depends on its request's own tokens and noise alone, so a verdict is that of an undisturbed step.
-
-    Returns:
-        Verdicts by slot, and the requests for which the engine failed although no other took part.
-    """
-
-    def attempt(slots: Sequence[int]) -> list[tuple[int, Verdict]]:
-        # The call that failed left their caches undefined.
-        for slot in slots:
-            parts.prompts.feed_again(live[slot])
-        return _verify(parts, live, gammas, drafted, range(slots[0], slots[-1] + 1))
-
-    decoding = [slot for slot, gamma in enumerate(gammas) if gamma is not None]
-    done, failed = bisect_failures(decoding, attempt)
-    return [one for verdicts in done for one in verdicts], [
-        (live[slot], error) for slot, error in failed
-    ]
-
-
-def _drafted_anew(
+def _draft_and_verify(
     parts: StepContext, live: Sequence[Request], gammas: Sequence[int | None]
-) -> Proposals:
-    """Return drafts made on the host after a round failed on the device, which lost the draft model's caches too."""
-    for request in live:
-        request.lose_draft_cache()
-    return propose(parts.drafters, live, gammas, parts.rules)
+) -> Verified:
+    """Draft for the rows that decode, run the target on the drafts and judge them: on a device as far as it can."""
+    drafted: Proposals | None = None
+    rounds = parts.rounds
+    try:
+        taken = HOST_STEP if rounds is None else take_round(parts, rounds, live, gammas)
+        drafted = taken.proposals or propose(parts.drafters, live, gammas, parts.rules)
+        verdicts = taken.verdicts
+        if verdicts is None:
+            verdicts = verify(parts, live, gammas, drafted, range(len(live)))
+        if rounds is not None:
+            parts.prompts.commit_ahead()
+    except Exception as error:  # the target's, the sampler's, or a bug: found out row by row
+        return recover(parts, live, gammas, drafted, error)
+    return Verified(
+        proposals=drafted, verdicts=verdicts, host_fallback_reason=taken.host_fallback_reason
+    )
 
 
-def _lose_prompts(live: Sequence[Request], gammas: Sequence[int | None]) -> None:
-    """Have the rows that do not decode read their prompts again: they were padding in a call that failed."""
-    for request, gamma in zip(live, gammas, strict=True):
-        if gamma is None:
-            request.lose_cache()
+def _report_outcomes(
+    parts: StepContext, live: Sequence[Request], done: Verified, *, has_failed: bool
+) -> None:
+    """Report what became of drafts to the drafters, and to the choice of gamma unless the step failed."""
+    judged = done.verdicts
+    if has_failed:
+        judged = [one for one in judged if one[1].next_token is not None]
+    if done.proposals.observers:
+        tell(parts.drafters, live, done.proposals, judged)
+    if parts.gamma_controller is not None and done.verdicts and not done.was_recovered:
+        parts.gamma_controller.observe(live, done.proposals.drafts, judged)
 
 
 def _commit(
@@ -216,10 +130,11 @@ def _commit(
             tokens = tried_chain(draft.tokens, draft.parents, verdict.path)
             if num_computed is not None:
                 # Of a tree the draft's cache holds the leading chain, which the kept path may leave.
-                num_computed = min(num_computed, request.num_known + num_leading(verdict.path))
+                num_known = request.sequence.num_known
+                num_computed = min(num_computed, num_known + num_leading(verdict.path))
         try:
             if draft.parents is not None:
-                num_pending = request.num_pending
+                num_pending = request.sequence.num_pending
                 path = [num_pending + node for node in verdict.path]
                 target.keep_path(slot, (*range(num_pending + 1), *path))
                 if (num_exact := num_leading(verdict.path)) < len(verdict.path):

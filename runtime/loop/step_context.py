@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine
 from outrider.engines.device.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.scheduler import StepLimits
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.controller import Controller
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.gamma.tree_prices import TreePrices, node_cost
 from outrider.runtime.loop.drafting import DraftRules
 from outrider.runtime.loop.prefill import PromptFeeder, SourceReader
-from outrider.runtime.loop.tree_prices import TreePrices, node_cost
 
 SCORED_BYTES = 32 << 20
 """Of the logits of one chunk of prompt. Engines keep room for up to twice as many from then on.
@@ -26,6 +27,32 @@ SCORED_BYTES = 32 << 20
 At a vocabulary of 151,936 that is 55 tokens, of 32,000 a whole chunk of 256.
 """
 _LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEngines:
+    """What computes and samples for a worker; the engines are the caller's to close.
+
+    Attributes:
+        target: the model whose distribution is served.
+        draft: the one that proposes; None where there is none.
+        sampler: of both.
+        max_gamma: draft tokens per step that the bundle allows.
+        rounds: runs rounds over these engines on their device; None for the host.
+        costs: of these engines on this machine; None keeps every gamma fixed.
+    """
+
+    target: Engine
+    draft: Engine | None
+    sampler: Sampler
+    max_gamma: int
+    rounds: Rounds | None = None
+    costs: CostTable | None = None
+
+    @property
+    def opened(self) -> tuple[Engine, ...]:
+        """The target and, where there is one, the draft."""
+        return (self.target,) if self.draft is None else (self.target, self.draft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +83,9 @@ class StepContext:
 
 
 def step_parts(
-    engines: Sequence[Engine],
-    sampler: Sampler,
+    engines: ServedEngines,
     config: ServerConfig,
-    max_gamma: int,
     *,
-    rounds: Rounds | None = None,
-    costs: CostTable | None = None,
     clock: Callable[[], float] = time.monotonic,
     meanwhile: Callable[[], None] = do_nothing,
     are_waiting: Callable[[], bool] = lambda: False,
@@ -71,12 +94,8 @@ def step_parts(
     """Return what steps of a server run on.
 
     Args:
-        engines: the target and, where there is one, the draft.
-        sampler: of both.
+        engines: what computes and samples.
         config: of the server.
-        max_gamma: draft tokens per step the bundle allows.
-        rounds: runs rounds over these engines on their device; None for the host.
-        costs: of the engines; None keeps every gamma fixed.
         clock: seconds; deadlines are on it.
         meanwhile: called while the device runs a round.
         are_waiting: whether requests wait for the slots of those that end.
@@ -85,58 +104,68 @@ def step_parts(
     Raises:
         ConfigError: a registered drafter cannot be loaded.
     """
-    target = engines[0]
-    chunk = min(config.prefill_chunk, target.limits.max_extend)
-    limits = StepLimits(
-        max_context=target.limits.max_context,
-        max_gamma=min(max_gamma, target.limits.max_extend - 1),
-        prefill_chunk=chunk,
-        scored_chunk=min(chunk, max(1, SCORED_BYTES // (_LOGIT_BYTES * target.limits.vocab_size))),
-        prefill_rows=target.limits.max_prompt_rows or target.limits.max_batch,
-        answers_prompts=rounds is None,
-        read_tokens=config.read_tokens,
-    )
+    target, sampler, costs = engines.target, engines.sampler, engines.costs
+    limits = _limits(engines, config)
     drafters = build_drafters(
         DrafterParts(
-            draft=engines[1] if len(engines) > 1 else None,
+            draft=engines.draft,
             sampler=sampler,
             vocab_size=target.limits.vocab_size,
-            chunk=chunk,
+            chunk=limits.prefill_chunk,
             max_gamma=limits.max_gamma,
             config=config.drafting,
         )
     )
+    gamma_controller = None
+    if costs is not None:
+        gamma_controller = Controller(
+            costs,
+            max_gamma=limits.max_gamma,
+            max_shared_missing=MAX_SHARED_MISSING,
+            uses_model=drafters.uses_model,
+            packs_rows=all(engine.packs_rows for engine in engines.opened),
+            are_waiting=are_waiting,
+            clock=clock,
+        )
     return StepContext(
         target=target,
         sampler=sampler,
         drafters=drafters,
         limits=limits,
-        rules=DraftRules(
-            vocab_size=target.limits.vocab_size,
-            scope=config.drafting.history_scope,
-            # The tree's root is the last committed token.
-            max_nodes=max(0, target.limits.max_tree_nodes - 1),
-            prices=None
-            if costs is None
-            else TreePrices(
-                costs, config.drafting.tree_nodes, target.limits, packs_rows=target.packs_rows
-            ),
-            node_cost=None if costs is None else node_cost(costs, config.drafting.tree_nodes),
-            trees_may_round_differently=config.drafting.trees_may_round_differently,
-        ),
+        rules=_rules(engines, config.drafting),
         prompts=PromptFeeder(target, sampler, limits, beat),
         sources=SourceReader(target, beat, clock),
-        rounds=rounds,
+        rounds=engines.rounds,
         meanwhile=meanwhile,
-        gamma_controller=None
-        if costs is None
-        else Controller(
-            costs,
-            max_gamma=limits.max_gamma,
-            max_shared_missing=MAX_SHARED_MISSING,
-            uses_model=drafters.uses_model,
-            packs_rows=all(engine.packs_rows for engine in engines),
-            are_waiting=are_waiting,
-            clock=clock,
-        ),
+        gamma_controller=gamma_controller,
+    )
+
+
+def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:
+    limits = engines.target.limits
+    chunk = min(config.prefill_chunk, limits.max_extend)
+    return StepLimits(
+        max_context=limits.max_context,
+        max_gamma=min(engines.max_gamma, limits.max_extend - 1),
+        prefill_chunk=chunk,
+        scored_chunk=min(chunk, max(1, SCORED_BYTES // (_LOGIT_BYTES * limits.vocab_size))),
+        prefill_rows=limits.max_prompt_rows or limits.max_batch,
+        answers_prompts=engines.rounds is None,
+        read_tokens=config.read_tokens,
+    )
+
+
+def _rules(engines: ServedEngines, config: DraftingConfig) -> DraftRules:
+    target, costs, max_nodes = engines.target, engines.costs, config.tree_nodes
+    prices = None
+    if costs is not None:
+        prices = TreePrices(costs, max_nodes, target.limits, packs_rows=target.packs_rows)
+    return DraftRules(
+        vocab_size=target.limits.vocab_size,
+        scope=config.history_scope,
+        # The tree's root is the last committed token.
+        max_nodes=max(0, target.limits.max_tree_nodes - 1),
+        prices=prices,
+        node_cost=None if costs is None else node_cost(costs, max_nodes),
+        trees_may_round_differently=config.trees_may_round_differently,
     )

@@ -19,34 +19,30 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from outrider.engines.base import Engine
-from outrider.engines.device.rounds import Rounds, do_nothing
-from outrider.engines.sampling.base import Sampler
+from outrider.engines.device.rounds import do_nothing
+from outrider.runtime.admission.request_factory import RequestFactory
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (
-    ContextTooLong,
     DeadlineUnreachable,
     InternalError,
     RequestError,
     ServingError,
-    UnsupportedOption,
 )
 from outrider.runtime.core.lifecycle import State
-from outrider.runtime.core.params import GrammarParams, RequestSpec, SpeculationParams
+from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.tenant import ANY_CLAIM, Claim
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.gamma.costs import CostTable
-from outrider.runtime.grammar.base import MOST_FORCED, Form, Forms
+from outrider.runtime.grammar.base import MOST_FORCED, Forms
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
-from outrider.runtime.loop.drafter_policy import UNDRAFTED, SpeculationPolicy
+from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.event_queue import Deliver, EventQueue
 from outrider.runtime.loop.finish import Finisher, new_error_id
 from outrider.runtime.loop.inbox import Group, Inbox, num_unfed
 from outrider.runtime.loop.result import NOTHING_DONE, with_searches
 from outrider.runtime.loop.rows import LiveRows
 from outrider.runtime.loop.step import run_step
-from outrider.runtime.loop.step_context import step_parts
+from outrider.runtime.loop.step_context import ServedEngines, StepContext, step_parts
 from outrider.runtime.loop.totals import Heartbeat, Totals, WorkerSnapshot
 from outrider.runtime.prefix_cache.reuse import PrefixCounts, Prefixes
 
@@ -64,9 +60,9 @@ class Worker:
     The engines stay the caller's to close, after ``stop``.
 
     Args:
-        max_gamma: draft tokens per step the bundle allows.
-        rounds: runs rounds over these engines on their device; None for the host.
-        costs: of these engines on this machine; None keeps every gamma fixed.
+        engines: what computes and samples.
+        config: of the server.
+        decoder: turns tokens into text.
         clock: monotonic seconds; deadlines are on it.
         on_beat: called on the worker's thread as a step does what makes it longer than its like.
         forms: makes the forms of answers; None where none are served.
@@ -84,65 +80,46 @@ class Worker:
 
     def __init__(
         self,
+        engines: ServedEngines,
         *,
-        target: Engine,
-        draft: Engine | None,
-        sampler: Sampler,
         config: ServerConfig,
-        max_gamma: int,
         decoder: Decoder,
-        rounds: Rounds | None = None,
-        costs: CostTable | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_beat: Callable[[], None] = do_nothing,
         forms: Forms | None = None,
     ) -> None:
-        engines = [target] if draft is None else [target, draft]
-        self._config = config
-        self._decoder = decoder
         self._clock = clock
         self._event_queue = EventQueue()
         self._on_beat = on_beat
         self.heartbeat = Heartbeat()
         self._parts = step_parts(
             engines,
-            sampler,
             config,
-            max_gamma,
-            rounds=rounds,
-            costs=costs,
             clock=clock,
             meanwhile=self._meanwhile,
             are_waiting=lambda: self._inbox.has_waiting,
             beat=self._beat,
         )
-        self._limits = self._parts.limits
-        self._forms = forms
-        # A span has room for the last judged token, those forced behind it, and a draft.
-        max_behind = target.limits.max_extend - 1 - self._limits.max_gamma
-        self._max_forced = min(MOST_FORCED, max_behind)
-        self._policy = SpeculationPolicy(
-            self._parts.drafters,
-            config,
-            self._limits.max_gamma,
-            can_adapt=self._parts.gamma_controller is not None,
-            elapsed=clock
-            if self._parts.gamma_controller is None
-            else self._parts.gamma_controller.elapsed,
-        )
+        limits = self._parts.limits
+        self._policy = _speculation_policy(self._parts, config, clock)
         self._searching = SearchParts(
-            target=target,
-            chunk=self._limits.prefill_chunk,
+            target=engines.target,
+            chunk=limits.prefill_chunk,
             decoder=decoder,
             beat=self._beat,
             clock=clock,
         )
-        num_slots = min(config.max_running, *(engine.limits.max_batch for engine in engines))
-        self._prefixes: Prefixes | None = None
-        if config.prefix_cache_bytes:
-            most_bytes, chunk = config.prefix_cache_bytes, self._limits.prefill_chunk
-            self._prefixes = Prefixes(engines, most_bytes, chunk)
-        self._rows = LiveRows(engines, num_slots, self._prefixes)
+        self._rows = _live_rows(engines, config, limits.prefill_chunk)
+        # A span has room for the last judged token, those forced behind it, and a draft.
+        max_behind = engines.target.limits.max_extend - 1 - limits.max_gamma
+        self._factory = RequestFactory(
+            limits=engines.target.limits,
+            num_slots=self._rows.slots.num_slots,
+            max_forced=min(MOST_FORCED, max_behind),
+            decoder=decoder,
+            resolve=self._policy.resolve_request,
+            forms=forms,
+        )
         self._totals = Totals()
         self._thread: threading.Thread | None = None
         self._wake = threading.Condition()
@@ -201,7 +178,7 @@ class Worker:
         now = self._clock()
         group: list[Request] = []
         for spec in specs:
-            group.append(self._new_request(spec, now, *group[:1]))
+            group.append(self._factory.make(spec, now, *group[:1]))
         try:
             with self._wake:
                 self._inbox.put(group)
@@ -233,45 +210,6 @@ class Worker:
         now = self._clock()
         with self._wake:
             self._inbox.check_room(num_slots, num_tokens, num_ahead, claim=claim, now=now)
-
-    def _new_request(self, spec: RequestSpec, now: float, first: Request | None = None) -> Request:
-        """Return a request with its speculation resolved, or refuse what no step could ever serve."""
-        max_context, num_slots = self._limits.max_context, self._rows.slots.num_slots
-        self._check_source(spec)
-        needed = len(spec.prompt_tokens) + 1
-        if needed > max_context:
-            rule = "must leave room for one token"
-            field = "answer_prefix" if spec.source_tokens else "prompt"
-            raise ContextTooLong(field, rule, limit=max_context, given=needed)
-        speculation = self._policy.resolve_request(spec) if spec.beams is None else UNDRAFTED
-        if spec.num_slots > num_slots:
-            rule = f"must be at most {num_slots}, the slots of this server"
-            raise RequestError("num_beams", rule)
-        return Request(
-            spec,
-            speculation=speculation,
-            max_context=max_context,
-            decoder=self._decoder,
-            submitted_at=now,
-            form=None if spec.grammar is None else self._form(spec.grammar),
-            max_forced=self._max_forced,
-            first=first,
-        )
-
-    def _form(self, params: GrammarParams) -> Form:
-        if self._forms is None:
-            raise UnsupportedOption(params.kind, "is not supported by this server; leave it out")
-        return self._forms.form(params)
-
-    def _check_source(self, spec: RequestSpec) -> None:
-        """Refuse a source where none is read, none where one is, and one that is too long."""
-        longest, length = self._parts.target.limits.max_source, len(spec.source_tokens)
-        if bool(longest) != bool(length):
-            rule = "must be a source" if longest else "must not be a source: there is no encoder"
-            raise RequestError("prompt", rule)
-        if length > longest:
-            rule = f"must be at most {longest} tokens"
-            raise ContextTooLong("prompt", rule, limit=longest, given=length)
 
     def cancel(self, internal_id: str, error: Exception) -> None:
         """End a request with ``error`` before the next step; one that has ended is left alone."""
@@ -338,11 +276,11 @@ class Worker:
             num_free_slots=self._rows.slots.num_free,
             is_draining=self._inbox.is_draining,
             num_kv_tokens=self._rows.num_kv_tokens,
-            num_reading=sum(one.num_unread > 0 for one in self._rows.all_requests),
+            num_reading=sum(one.cache.num_unread > 0 for one in self._rows.all_requests),
             control=None
             if self._parts.gamma_controller is None
             else self._parts.gamma_controller.report(),
-            prefixes=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
+            prefixes=PrefixCounts() if self._rows.prefixes is None else self._rows.prefixes.counts,
         )
 
     def run_step(self) -> bool:
@@ -374,8 +312,8 @@ class Worker:
                 policy.pause(rows.requests, now)
             # Of its own: whoever is let in meanwhile has no part in this step.
             live = tuple(rows.requests)
-            if self._prefixes is not None:
-                self._prefixes.prepare(live)
+            if self._rows.prefixes is not None:
+                self._rows.prefixes.prepare(live)
             result = run_step(self._parts, live) if live else NOTHING_DONE
             if rows.searches:
                 result = with_searches(result, run_searches(self._searching, rows.searches))
@@ -406,10 +344,10 @@ class Worker:
         """End whoever was cancelled or has no time left."""
         with self._wake:
             overdue = self._inbox.take_overdue(now)
-        if self._prefixes is not None and not self._inbox.is_draining:
+        if self._rows.prefixes is not None and not self._inbox.is_draining:
             for request, _ in overdue:
                 # Between two steps its caches are sound.
-                self._prefixes.keep(request)
+                self._rows.prefixes.keep(request)
         self._finisher.end_with_errors(overdue)
 
     def _meanwhile(self) -> None:
@@ -431,7 +369,7 @@ class Worker:
             def let_in(group: Group) -> None:
                 self._rows.admit(group)
                 for request in group:
-                    request.admitted_at = now
+                    request.timestamps.admitted_at = now
 
             with self._wake:
                 self._hopeless += self._inbox.admit(let_in, now)
@@ -461,3 +399,24 @@ class Worker:
                     return False
                 self._wake.wait()
         return True
+
+
+def _speculation_policy(
+    parts: StepContext, config: ServerConfig, clock: Callable[[], float]
+) -> SpeculationPolicy:
+    gamma_controller = parts.gamma_controller
+    return SpeculationPolicy(
+        parts.drafters,
+        config,
+        parts.limits.max_gamma,
+        can_adapt=gamma_controller is not None,
+        elapsed=clock if gamma_controller is None else gamma_controller.elapsed,
+    )
+
+
+def _live_rows(engines: ServedEngines, config: ServerConfig, chunk: int) -> LiveRows:
+    """Return rows in as many slots as all engines have, with a cache of prefixes where one is configured."""
+    opened = engines.opened
+    num_slots = min(config.max_running, *(engine.limits.max_batch for engine in opened))
+    most_bytes = config.prefix_cache_bytes
+    return LiveRows(opened, num_slots, Prefixes(opened, most_bytes, chunk) if most_bytes else None)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from outrider.engines.base import Engine, Source, Span
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 from outrider.runtime.core.params import Prompt
-from outrider.runtime.core.request import SEPARATOR
+from outrider.runtime.core.sequence import SEPARATOR
 from outrider.runtime.drafters.base import DraftRow, Guesser
 from outrider.runtime.offline.results import AlphaRow
 from outrider.runtime.oracle.analysis import lenient_acceptance

@@ -22,6 +22,7 @@ from outrider.runtime.core.events import Event, Failed, Finished, Progressed
 from outrider.runtime.core.params import BeamParams, Prompt, RequestSpec, SpeculationParams
 from outrider.runtime.drafters.registry import any_proposes_trees
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
 from outrider.runtime.serving.factory import bundle_costs, settle_loaded
@@ -211,13 +212,15 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     draft = _open_timed(bundle, "draft", options) if manifest.draft is not None else None
     sampler = TimedSampler(_sampler(bundle, options))
     worker = Worker(
-        target=target,
-        draft=draft,
-        sampler=sampler,
+        ServedEngines(
+            target=target,
+            draft=draft,
+            sampler=sampler,
+            max_gamma=manifest.max_gamma,
+            costs=costs,
+        ),
         config=config,
-        max_gamma=manifest.max_gamma,
         decoder=tokenizer,
-        costs=costs,
         clock=options.clock,
     )
     settle_loaded()

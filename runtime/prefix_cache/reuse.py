@@ -90,17 +90,19 @@ class Prefixes:
                 del self._fed[name]
                 if request.state is State.DECODING:
                     self.keep(request)
-        waiting = [one for one in live if one.state is State.PREFILLING and one.leader is None]
+        waiting = [
+            one for one in live if one.state is State.PREFILLING and one.group.leader is None
+        ]
         room = self._chunk
         for request in sorted(waiting, key=lambda one: one.order):
             if room <= 0:
                 return
-            if not request.num_computed:
+            if not request.cache.num_computed:
                 # Again where it was not its turn after all: more may be kept by now.
                 self._reuse(request)
-                room -= request.num_cached // _COPIED_PER_FED
+                room -= request.cache.num_cached // _COPIED_PER_FED
             self._fed[request.spec.internal_id] = request
-            room -= request.num_known - request.num_computed
+            room -= request.sequence.num_known - request.cache.num_computed
 
     def keep_finished(self, requests: Sequence[Request]) -> None:
         """Keep the texts of those that ended well; the caches of others may be lost."""
@@ -113,11 +115,12 @@ class Prefixes:
         scope, slot = request.spec.cache_scope, request.slot
         if not scope or slot is None or request.spec.beams is not None:
             return
-        lengths = (min(request.num_computed, request.num_exact), request.draft_computed)
+        cache = request.cache
+        lengths = (min(cache.num_computed, cache.num_exact), cache.draft_computed)
         for index, (engine, length) in enumerate(zip(self._engines, lengths, strict=False)):
             if length < FEWEST:
                 continue
-            text, read = request.tokens[:length], partial(engine.read_slot, slot)
+            text, read = request.sequence.tokens[:length], partial(engine.read_slot, slot)
             try:
                 self._tree.insert((index, scope), text, read, engine.token_bytes)
             except Exception:  # the engine's, or too little memory: nobody depends on it
@@ -125,23 +128,23 @@ class Prefixes:
 
     def _reuse(self, request: Request) -> None:
         """Give a row that was fed nothing what is kept of its prompt, where that is worth a copy."""
-        spec, num_prompt = request.spec, request.num_known
+        spec, num_prompt = request.spec, request.sequence.num_known
         if not spec.cache_scope or spec.num_prompt_logprobs is not None:
             return
         if spec.internal_id not in self._fed:
             self._num_queried += num_prompt
         needs_way = _depends_on_drafts(request)
         pieces, length = self._find(0, request)
-        if request.followers:
+        if request.group.followers:
             # They are given its slot behind the chunk that ends the prompt.
             length = min(length, num_prompt - 2)
-        if needs_way or request.followers:
+        if needs_way or request.group.followers:
             length = num_usable(length, num_prompt, self._chunk)
         if self._write(0, request, pieces, length):
             request.commit_cached(length)
             self._num_found += length
-        is_drafted = len(self._engines) > 1 and request.gamma > 0 and not needs_way
-        if is_drafted and not request.draft_computed:
+        is_drafted = len(self._engines) > 1 and request.speculation.gamma > 0 and not needs_way
+        if is_drafted and not request.cache.draft_computed:
             pieces, length = self._find(1, request)
             if self._write(1, request, pieces, length):
                 request.commit_draft_cache(length)
@@ -149,7 +152,7 @@ class Prefixes:
     def _find(self, index: int, request: Request) -> tuple[list[FloatArray], int]:
         """Return what is kept of a prompt but its last token, which is fed so that there are logits; and its length."""
         scope = (index, request.spec.cache_scope)
-        pieces = self._tree.find(scope, request.tokens[: request.num_known - 1])
+        pieces = self._tree.find(scope, request.sequence.tokens[: request.sequence.num_known - 1])
         return pieces, sum(piece.shape[-2] for piece in pieces)
 
     def _write(

@@ -243,9 +243,9 @@ class RequestRecord:
         metrics, spec, times = self._accounting.metrics, self._spec, self._times
         metrics.finished.labels(code=code, reason=reason).inc()
         if times is not None:
-            metrics.count_queued(times)
+            metrics.requests.count_queued(times)
             if spec is not None and len(self._ends) == spec.num_samples:
-                metrics.count_answered(spec, times, self._num_output)
+                metrics.requests.count_answered(spec, times, self._num_output)
         self._end("admitted", code, reason)
 
     def _elapsed_s(self) -> float:

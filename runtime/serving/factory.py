@@ -39,6 +39,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
 from outrider.runtime.grammar.library import INSTALL, is_installed
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
@@ -68,13 +69,9 @@ def load_model(
         BundleError: the bundle does not fit its manifest.
         ConfigError: a setting cannot be used.
     """
-    bundle = load_bundle(root, options.trusted_signers)
-    if bundle.signer:
-        log.info("the bundle is signed by %s", bundle.signer)
-    options = _decided(bundle, options)
-    config = options.config
-    bundle = _with_room(bundle, options)
-    manifest, max_batch = bundle.manifest, min(config.max_running, bundle.manifest.max_batch)
+    bundle, options = _open_bundle(root, options)
+    config, manifest = options.config, bundle.manifest
+    max_batch = min(config.max_running, manifest.max_batch)
     codec = open_codec(bundle)
     chats = _open_chats(bundle, codec)
     costs = None
@@ -83,44 +80,19 @@ def load_model(
     pair = open_engines(bundle, options, max_batch)
     log.info("sampling %s", pair.place)
     config = _with_prefix_cache(config, pair)
-    bit_equality, line = judge_bits(bundle, pair)
-    if line:
-        level = logging.WARNING if bit_equality is BitEquality.WITHDRAWN else logging.INFO
-        log.log(level, "%s", line)
-    if accepted := manifest.accepted_words():
-        log.warning("%s", accepted)
-    is_mapped = bundle.is_mapped()
-    if is_mapped:
-        log.warning("serving from %s", MAPPED)
-    else:
-        log.info("serving from %s", PRIVATE)
+    bit_equality, is_mapped = _log_promises(bundle, pair), bundle.is_mapped()
     forms, no_constraints = open_forms(manifest, codec)
-    worker = Worker(
-        target=pair.target,
-        draft=pair.draft,
-        sampler=pair.sampler,
-        rounds=pair.rounds,
-        config=config,
-        max_gamma=manifest.max_gamma,
-        decoder=codec,
-        costs=costs,
-        on_beat=on_beat,
-        forms=forms,
-    )
-    model = ServedModel(
+    engines = _served(pair, manifest.max_gamma, costs)
+    worker = Worker(engines, config=config, decoder=codec, on_beat=on_beat, forms=forms)
+    model = _served_model(
+        manifest,
+        codec,
+        worker,
         name=options.name_of(root),
-        vocab_size=manifest.target.vocab_size,
-        max_context=manifest.max_context,
-        max_gamma=manifest.max_gamma,
-        eos_token_ids=manifest.eos_token_ids,
-        drafters=(*worker.drafter_names, AUTO),
-        guessers=worker.guesser_names,
         can_adapt=costs is not None,
-        max_beams=worker.max_beams,
         constraints=() if forms is None else tuple(GrammarKind),
         no_constraints=no_constraints,
         chat_templates=() if chats is None else chats.names,
-        **_of_sources(manifest, codec),
     )
     asked = read_generation_defaults(bundle)
     limits, defaults = _with_generation_defaults(options, manifest, model, asked)
@@ -140,6 +112,69 @@ def load_model(
         chats=chats,
         generation_defaults=asked,
     )
+
+
+def _open_bundle(root: Path, options: ServeOptions) -> tuple[Bundle, ServeOptions]:
+    """Return a bundle as this machine holds it, and the options to serve it with."""
+    bundle = load_bundle(root, options.trusted_signers)
+    if bundle.signer:
+        log.info("the bundle is signed by %s", bundle.signer)
+    options = _decided(bundle, options)
+    return _with_room(bundle, options), options
+
+
+def _served(pair: Pair, max_gamma: int, costs: CostTable | None) -> ServedEngines:
+    return ServedEngines(
+        target=pair.target,
+        draft=pair.draft,
+        sampler=pair.sampler,
+        max_gamma=max_gamma,
+        rounds=pair.rounds,
+        costs=costs,
+    )
+
+
+def _served_model(
+    manifest: Manifest,
+    codec: TokenizersCodec,
+    worker: Worker,
+    *,
+    name: str,
+    can_adapt: bool,
+    constraints: tuple[str, ...],
+    no_constraints: str,
+    chat_templates: tuple[str, ...],
+) -> ServedModel:
+    return ServedModel(
+        name=name,
+        can_adapt=can_adapt,
+        constraints=constraints,
+        no_constraints=no_constraints,
+        chat_templates=chat_templates,
+        vocab_size=manifest.target.vocab_size,
+        max_context=manifest.max_context,
+        max_gamma=manifest.max_gamma,
+        eos_token_ids=manifest.eos_token_ids,
+        drafters=(*worker.drafter_names, AUTO),
+        guessers=worker.guesser_names,
+        max_beams=worker.max_beams,
+        **_of_sources(manifest, codec),
+    )
+
+
+def _log_promises(bundle: Bundle, pair: Pair) -> BitEquality:
+    """Log what this server can promise; return what is known of the claim that a row's bits depend on nothing else."""
+    bit_equality, line = judge_bits(bundle, pair)
+    if line:
+        level = logging.WARNING if bit_equality is BitEquality.WITHDRAWN else logging.INFO
+        log.log(level, "%s", line)
+    if accepted := bundle.manifest.accepted_words():
+        log.warning("%s", accepted)
+    if bundle.is_mapped():
+        log.warning("serving from %s", MAPPED)
+    else:
+        log.info("serving from %s", PRIVATE)
+    return bit_equality
 
 
 def _with_room(bundle: Bundle, options: ServeOptions) -> Bundle:

@@ -104,6 +104,34 @@ class EventDispatcher:
             receive(event)
 
 
+class Backlog:
+    """Counts the events that wait for a reader.
+
+    Args:
+        max_events: that may wait.
+        on_overflow: called for one more, once.
+    """
+
+    __slots__ = ("_has_overflowed", "_max_events", "_num_waiting", "_on_overflow")
+
+    def __init__(self, max_events: int, on_overflow: Callable[[], None]) -> None:
+        self._max_events = max_events
+        self._on_overflow = on_overflow
+        self._num_waiting = 0
+        self._has_overflowed = False
+
+    def add(self) -> None:
+        """Count one more."""
+        self._num_waiting += 1
+        if self._num_waiting > self._max_events and not self._has_overflowed:
+            self._has_overflowed = True
+            self._on_overflow()
+
+    def keep(self, num_left: int) -> None:
+        """Note that a reader has left so many events, counted or not."""
+        self._num_waiting = min(self._num_waiting, num_left)
+
+
 class ResponseStream:
     """Events of one request on their way to its stream.
 
@@ -146,15 +174,12 @@ class ResponseStream:
         # Set while events are kept back; the worker's thread reads it too.
         self._pause: asyncio.TimerHandle | None = None
         self._keeps_back = False
-        self._max_events = max_events
-        self._on_overflow = on_overflow
+        self._backlog = Backlog(max_events, on_overflow)
         self._progress: deque[Progressed] = deque()
-        self._num_waiting = 0
         self._end: Finished | Failed | None = None
         self._is_cut = False
         self.num_tokens = 0
         self._has_events = has_events or asyncio.Event()
-        self._has_overflowed = False
 
     @property
     def is_ended(self) -> bool:
@@ -199,7 +224,7 @@ class ResponseStream:
             progress.append(self._progress.popleft())
             num_tokens += len(progress[-1].tokens)
         # Those that an interval kept back were never counted.
-        self._num_waiting = min(self._num_waiting, len(self._progress))
+        self._backlog.keep(len(self._progress))
         end = None if self._progress else self._end
         if self._progress:
             self._has_events.set()
@@ -226,7 +251,7 @@ class ResponseStream:
             self.num_tokens += len(event.tokens)
             if not self._keeps_back:
                 self._has_events.set()
-                self._count_waiting()
+                self._backlog.add()
         else:
             self._end = event
             self._has_events.set()
@@ -244,12 +269,6 @@ class ResponseStream:
         self._keeps_back = False
         if self._progress:
             self._has_events.set()
-
-    def _count_waiting(self) -> None:
-        self._num_waiting += 1
-        if self._num_waiting > self._max_events and not self._has_overflowed:
-            self._has_overflowed = True
-            self._on_overflow()
 
 
 class GroupResponseStream:

@@ -15,6 +15,7 @@ from outrider.engines.sampling.base import CandidateSampler, ExactnessMode, Samp
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, Failed, Progressed
 from outrider.runtime.core.params import Prompt, RequestSpec, SpeculationParams
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from outrider.runtime.verify.chi_square import homogeneity
@@ -124,17 +125,19 @@ def _worker(bundle: Bundle, pair: Pair, *, num_queued: int, num_tokens: int) -> 
     """Return a worker whose queue takes ``num_queued`` prompts of ``num_tokens`` tokens, without a time limit."""
     num_rows = pair.target.limits.max_batch
     return Worker(
-        target=pair.target,
-        draft=pair.draft,
-        sampler=pair.sampler,
-        rounds=pair.rounds,
+        ServedEngines(
+            target=pair.target,
+            draft=pair.draft,
+            sampler=pair.sampler,
+            rounds=pair.rounds,
+            max_gamma=bundle.manifest.max_gamma,
+        ),
         config=ServerConfig(
             max_running=num_rows,
             max_queued=num_queued,
             max_queued_tokens=num_queued * num_tokens,
             queue_timeout_s=math.inf,
         ),
-        max_gamma=bundle.manifest.max_gamma,
         decoder=TokenizersCodec(bundle.read(TOKENIZER_FILE)),
     )
 

@@ -13,6 +13,7 @@ from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Finished, SpeculationReport
 from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.rig import Rig
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
@@ -48,12 +49,14 @@ def serve(
     """Answer all prompts, ``batch`` at a time, drafted by the draft model where there is one."""
     tokenizer = TokenizersCodec(bundle.root / TOKENIZER_FILE)
     worker = Worker(
-        target=pair.target,
-        draft=pair.draft,
-        sampler=pair.sampler,
-        rounds=pair.rounds,
+        ServedEngines(
+            target=pair.target,
+            draft=pair.draft,
+            sampler=pair.sampler,
+            rounds=pair.rounds,
+            max_gamma=bundle.manifest.max_gamma,
+        ),
         config=ServerConfig(max_running=batch, max_queued=len(prompts), queue_timeout_s=math.inf),
-        max_gamma=bundle.manifest.max_gamma,
         decoder=tokenizer,
     )
     # Its timers time nothing: the worker calls the pair itself, by whose types it knows a device.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from outrider.engines.base import BundleError
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from safetensors.numpy import save_file
 from transformers import AutoConfig
 
@@ -116,6 +116,10 @@ def test_draft_with_other_tokens_is_refused_by_the_first_that_differs(
     (other / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
     with pytest.raises(BundleError, match="id 10 is"):
         export_bundle(
-            target=target, draft=other, out=tmp_path / "out", max_context=64, progress=pytest.fail
+            target=target,
+            draft=other,
+            out=tmp_path / "out",
+            options=ExportOptions(max_context=64),
+            progress=pytest.fail,
         )
     assert not (tmp_path / "out").exists()

@@ -8,7 +8,7 @@ import torch
 from outrider.engines.base import Source, Span
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_engine, open_pair
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from transformers import T5ForConditionalGeneration
 
 from tests.conftest import write_t5
@@ -31,10 +31,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         target=root / "target",
         draft=root / "draft",
         out=root / "bundle",
-        max_context=32,
-        max_source=32,
-        max_gamma=1,
-        max_tree_nodes=0,
+        options=ExportOptions(max_context=32, max_source=32, max_gamma=1, max_tree_nodes=0),
         progress=lambda stage: None,
     )
 

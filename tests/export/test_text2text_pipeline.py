@@ -16,7 +16,7 @@ from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import WEIGHT_KINDS, halved_logits, make_part
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from safetensors.numpy import save_file
 from transformers import BartConfig
 
@@ -138,7 +138,6 @@ def export_pair(target: Path, draft: Path | None, folder: Path, **options: int) 
         target=target,
         draft=draft,
         out=folder / "out",
-        max_context=64,
+        options=ExportOptions(max_context=64, **options),
         progress=pytest.fail,
-        **options,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx
 from outrider import SamplingParams
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from outrider.runtime.offline.llm import LLM
 
 from scripts.check_parity import random_model
@@ -60,7 +60,8 @@ def bundle(name: str) -> dict[str, Any]:
         if options.pop("has_draft", False):
             draft = Path(scratch) / "draft"
             write_llama(draft, num_layers=1, hidden_size=32, seed=2)
-        export_bundle(target=target, draft=draft, out=root, progress=lambda _: None, **options)
+        wanted = ExportOptions(**options)
+        export_bundle(target=target, draft=draft, out=root, options=wanted, progress=lambda _: None)
         files = sorted(str(one.relative_to(root)) for one in root.rglob("*") if one.is_file())
         graphs = {one: structure(root / one) for one in files if one.endswith(".onnx")}
         with LLM(root, device="cpu", gamma=0, drafter="lookup") as llm:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 
 Bundles = Callable[..., Path]
 DRAFTS: Mapping[str, str] = {"qwen-coder-1.5b": "qwen-coder-0.5b"}
@@ -42,9 +42,12 @@ def bundle_of(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundles
             pytest.skip(f"no real models: {name} is missing")
         if not bundle.exists():
             export_bundle(
-                target=models / name, draft=models / draft if draft else None, out=bundle,
-                weights=weights, max_context=8192, progress=lambda _: None,
-            )  # fmt: skip
+                target=models / name,
+                draft=models / draft if draft else None,
+                out=bundle,
+                options=ExportOptions(weights=weights, max_context=8192),
+                progress=lambda _: None,
+            )
         return bundle
 
     return exported

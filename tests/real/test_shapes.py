@@ -13,7 +13,7 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import reference_logits
 from outrider.export.facts import model_facts
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from transformers import LlamaConfig, LlamaForCausalLM
 
 pytestmark = [pytest.mark.long, pytest.mark.real]
@@ -52,7 +52,11 @@ def test_a_right_graph_passes(shape: str, models: Path, tmp_path: Path) -> None:
     folder, root = tmp_path / "model", tmp_path / "bundle"
     write_model(shape, folder, models / "qwen-coder-0.5b")
     export_bundle(
-        target=folder, draft=None, out=root, max_context=1024, max_batch=4, progress=print
+        target=folder,
+        draft=None,
+        out=root,
+        options=ExportOptions(max_context=1024, max_batch=4),
+        progress=print,
     )
     certificate = load_bundle(root).manifest.certificate["target"]
     print(shape, json.dumps(certificate, default=str))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from outrider import SamplingParams
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from outrider.runtime.offline.llm import LLM
 from transformers import AutoModelForCausalLM, AutoTokenizer, TopKLogitsWarper, TopPLogitsWarper
 
@@ -84,8 +84,12 @@ def published(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(models / "smollm2-135m", folder)
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))
     export_bundle(
-        target=folder, draft=None, out=folder.parent / "bundle", max_context=1024, progress=lambda _: None
-    )  # fmt: skip
+        target=folder,
+        draft=None,
+        out=folder.parent / "bundle",
+        options=ExportOptions(max_context=1024),
+        progress=lambda _: None,
+    )
     return folder
 
 

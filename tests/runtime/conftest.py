@@ -22,6 +22,7 @@ from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.loaded_model import LoadedModel
@@ -159,13 +160,15 @@ async def running(
         grammars = GrammarCompiler(tokenizer, vocab_size, (EOS,), forms=forms)
     codec = codec or LetterCodec()
     worker = Worker(
-        target=LetterEngine(target, engine_limits, failing_extends=failing_extends),
-        draft=LetterEngine(draft, engine_limits),
-        sampler=CpuSampler(max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=vocab_size),
+        ServedEngines(
+            target=LetterEngine(target, engine_limits, failing_extends=failing_extends),
+            draft=LetterEngine(draft, engine_limits),
+            sampler=CpuSampler(max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=vocab_size),
+            max_gamma=MAX_GAMMA,
+            costs=costs,
+        ),
         config=config,
-        max_gamma=MAX_GAMMA,
         decoder=codec,
-        costs=costs,
         clock=clock,
         forms=forms,
     )

@@ -20,6 +20,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.base import Forms
 from outrider.runtime.loop.beams.cache import BeamCache
 from outrider.runtime.loop.prefill import PromptFeeder
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 
 MAX_GAMMA = 8
@@ -112,15 +113,19 @@ class Harness:
         self.draft = draft or (ScriptedEngine(draft_logits, bounds) if has_draft else None)
         self.clock = clock or Clock()
         self.worker = Worker(
-            target=self.target,
-            draft=self.draft,
-            sampler=CpuSampler(
-                max_batch=max_batch, max_gamma=MAX_GAMMA, vocab_size=self.target.limits.vocab_size
+            ServedEngines(
+                target=self.target,
+                draft=self.draft,
+                sampler=CpuSampler(
+                    max_batch=max_batch,
+                    max_gamma=MAX_GAMMA,
+                    vocab_size=self.target.limits.vocab_size,
+                ),
+                max_gamma=MAX_GAMMA,
+                costs=costs,
             ),
             config=ServerConfig(**{"prefill_chunk": 4, **settings}),
-            max_gamma=MAX_GAMMA,
             decoder=decoder or LetterDecoder(),
-            costs=costs,
             clock=self.clock,
             on_beat=on_beat,
             forms=forms,
@@ -165,28 +170,31 @@ class Harness:
             assert search.request.slot == search.slots[0]
             self._check_search(search.cache)
         for slot, request in enumerate(self.live):
-            known = tuple(request.history.tolist())
+            known = tuple(request.sequence.history.tolist())
             assert request.slot == slot
             assert not request.has_ended
             self._check_group(request)
-            assert request.num_computed <= request.num_known - 1
-            if request.num_output:
-                assert request.num_computed == request.num_known - 1 - request.num_pending
-            assert request.draft_computed <= request.num_known - 1 - request.num_pending
-            self._check_cache(self.target, slot, known, request.num_computed)
+            cache, sequence = request.cache, request.sequence
+            num_judged = sequence.num_known - sequence.num_pending
+            assert cache.num_computed <= sequence.num_known - 1
+            if sequence.num_output:
+                assert cache.num_computed == num_judged - 1
+            assert cache.draft_computed <= num_judged - 1
+            self._check_cache(self.target, slot, known, cache.num_computed)
             source = request.spec.source_tokens
-            if not request.num_unread:
+            if not cache.num_unread:
                 self._check_source(self.target, slot, source)
-            if self.draft is not None and request.draft_computed >= 0:
-                self._check_cache(self.draft, slot, known, request.draft_computed)
+            if self.draft is not None and cache.draft_computed >= 0:
+                self._check_cache(self.draft, slot, known, cache.draft_computed)
                 self._check_source(self.draft, slot, source)
 
     def _check_group(self, request: Request) -> None:
         """R5: who waits has nothing, and is known to a live request that reads."""
-        if request.leader is not None:
-            assert request in request.leader.followers and request.leader in self.live
-            assert request.num_computed == request.num_output == 0 and not request.followers
-        assert all(one.leader is request and one in self.live for one in request.followers)
+        leader, followers = request.group.leader, request.group.followers
+        if leader is not None:
+            assert request in leader.group.followers and leader in self.live
+            assert request.cache.num_computed == request.sequence.num_output == 0 and not followers
+        assert all(one.group.leader is request and one in self.live for one in followers)
 
     @staticmethod
     def _check_search(cache: BeamCache) -> None:

@@ -13,6 +13,7 @@ from outrider.engines.pair import Pair
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, Finished, Progressed
 from outrider.runtime.core.params import RequestSpec
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 
 
@@ -41,14 +42,16 @@ class PairHarness:
     def _serve(self, pair: Pair, bundle: Bundle, max_running: int, **settings: Any) -> None:
         self.pair = pair
         self.worker = Worker(
-            target=self.pair.target,
-            draft=self.pair.draft,
-            sampler=self.pair.sampler,
-            rounds=self.pair.rounds,
+            ServedEngines(
+                target=self.pair.target,
+                draft=self.pair.draft,
+                sampler=self.pair.sampler,
+                rounds=self.pair.rounds,
+                max_gamma=bundle.manifest.max_gamma,
+            ),
             config=ServerConfig(
                 max_running=max_running, max_queued=4096, queue_timeout_s=math.inf, **settings
             ),
-            max_gamma=bundle.manifest.max_gamma,
             decoder=SilentDecoder(),
         )
         self.events: dict[str, list[Event]] = {}

@@ -43,7 +43,7 @@ class BeamSearch:
         self.state = BeamState()
         self.rules = BeamRules(
             num_beams=self.params.num_beams,
-            max_tokens=request.max_output,
+            max_tokens=request.sequence.max_output,
             end_tokens=frozenset(spec.params.end_token_ids),
             length_penalty=self.params.length_penalty,
             stops_early=self.params.stops_early,
@@ -82,11 +82,11 @@ class BeamSearch:
             tail: tokens of a hypothesis.
         """
         request = self.request
-        history = request.history
+        history = request.sequence.history
         if request.spec.params.has_processors:
             history = np.concatenate([history, np.array(tail, dtype=np.int64)])
         return continuations_of(
-            logits, self.rules.row_size, request.spec.params, history, request.num_prompt
+            logits, self.rules.row_size, request.spec.params, history, request.sequence.num_prompt
         )
 
     def finished(self, decoder: Decoder) -> Finished:

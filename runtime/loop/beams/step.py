@@ -149,8 +149,9 @@ class _SearchStep:
     def _feed_prompt(self, oldest: BeamSearch) -> None:
         """Feed a chunk of a search's prompt, all but its last token."""
         request = oldest.request
-        length = min(self._parts.chunk, request.num_prompt - 1 - request.num_computed)
-        end = request.num_computed + length
+        num_computed = request.cache.num_computed
+        length = min(self._parts.chunk, request.sequence.num_prompt - 1 - num_computed)
+        end = num_computed + length
         try:
             self._feed_target(oldest.cache, end)
         except Exception as error:  # whatever it may be, it came twice

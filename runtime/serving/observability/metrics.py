@@ -8,6 +8,7 @@ Names are vLLM's behind the prefix ``outrider_`` where vLLM has the metric. What
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from outrider.runtime.core.events import Finished, SpeculationReport, Times
 from outrider.runtime.core.params import RequestSpec
@@ -30,6 +31,8 @@ class Metrics:
     Attributes:
         registry: to add further collectors to.
         loop_lag: to have watched on the event loop.
+        speculation: drafts of completed requests.
+        requests: times and lengths.
     """
 
     def __init__(self) -> None:
@@ -37,49 +40,86 @@ class Metrics:
         self.registry.register(BuildInfo())
         self.loop_lag = LoopLag()
         self.registry.register(self.loop_lag)
-        self.admitted = self._counter("requests_admitted", "Requests taken into the queue")
-        self.finished = self._counter(
+        counter = partial(_counter, self.registry)
+        self.admitted = counter("requests_admitted", "Requests taken into the queue")
+        self.finished = counter(
             "requests_finished", "Admitted requests that ended", "code", "reason"
         )
-        self.refused = self._counter("requests_refused", "Requests not taken", "reason")
-        self.reload_failures = self._counter(
+        self.refused = counter("requests_refused", "Requests not taken", "reason")
+        self.reload_failures = counter(
             "reload_failures", "Files that changed and could not be used", "file"
         )
-        self.tenant_requests = self._counter(
+        self.tenant_requests = counter(
             "tenant_requests", "Requests by tenant, once they ended", "tenant", "outcome"
         )
-        self.tenant_tokens = self._counter(
+        self.tenant_tokens = counter(
             "tenant_tokens", "Tokens of prompts and answers by tenant", "tenant"
         )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of admitted requests")
-        self.scored_tokens = self._counter(
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of admitted requests")
+        self.scored_tokens = counter(
             "scored_prompt_tokens", "Prompt tokens whose log-probabilities were given"
         )
-        self.output_tokens = self._counter("generation_tokens", "Tokens emitted")
-        self.samples = self._counter("samples", "Completions that admitted requests asked for")
-        self.searches = self._counter("beam_searches", "Requests answered by a beam search")
-        self.drafts = self._counter("spec_decode_num_drafts", "Rounds that drafted")
-        self.drafted = self._counter("spec_decode_num_draft_tokens", "Tokens drafted")
-        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
-        self.accepted_at = self._counter(
+        self.output_tokens = counter("generation_tokens", "Tokens emitted")
+        self.samples = counter("samples", "Completions that admitted requests asked for")
+        self.searches = counter("beam_searches", "Requests answered by a beam search")
+        self.speculation = SpeculationMetrics(self.registry)
+        self.requests = RequestHistograms(self.registry)
+
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a gauge that is read at each scrape."""
+        Gauge(f"outrider_{name}", text, registry=self.registry).set_function(read)
+
+
+class SpeculationMetrics:
+    """Counters of drafts, in a registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        counter = partial(_counter, registry)
+        self._drafts = counter("spec_decode_num_drafts", "Rounds that drafted")
+        self._drafted = counter("spec_decode_num_draft_tokens", "Tokens drafted")
+        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
+        self._accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Draft tokens accepted, by their place in the draft",
             "position",
         )
-        self.forced = self._counter("forced_tokens", "Tokens that the form of an answer forced")
-        self.first_token_s = self._histogram(
+        self._forced = counter("forced_tokens", "Tokens that the form of an answer forced")
+
+    def count(self, report: SpeculationReport) -> None:
+        """Add the figures of a completed request."""
+        self._drafted.inc(report.num_drafted)
+        self._accepted.inc(report.num_accepted)
+        self._forced.inc(report.num_forced)
+        if report.drafted_by_position:
+            self._drafts.inc(report.drafted_by_position[0])
+        for position, count in enumerate(report.accepted_by_position):
+            self._accepted_at.labels(position=str(position)).inc(count)
+
+
+class RequestHistograms:
+    """Times and lengths of requests, in a registry.
+
+    Attributes:
+        first_token_s: seconds from admission to the first token.
+        gap_s: seconds between tokens.
+        request_s: seconds from admission to the end.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        histogram = partial(_histogram, registry)
+        self.first_token_s = histogram(
             "time_to_first_token_seconds", "Admission to first token", LATENCY_BUCKETS
         )
-        self.gap_s = self._histogram(
+        self.gap_s = histogram(
             "inter_token_latency_seconds",
             "Per token, the time since the response before divided over the response's tokens",
             GAP_BUCKETS,
         )
-        self.request_s = self._histogram(
+        self.request_s = histogram(
             "e2e_request_latency_seconds", "Admission to end", LATENCY_BUCKETS
         )
         self._parts_s = {
-            part: self._histogram(f"request_{part}_time_seconds", text, LATENCY_BUCKETS)
+            part: histogram(f"request_{part}_time_seconds", text, LATENCY_BUCKETS)
             for part, text in (
                 ("queue", "Waiting for a slot"),
                 ("prefill", "From the slot to the first token, of a request that was answered"),
@@ -88,7 +128,7 @@ class Metrics:
             )
         }
         self._lengths = {
-            name: self._histogram(f"request_{name}", text, buckets)
+            name: histogram(f"request_{name}", text, buckets)
             for name, text, buckets in (
                 ("prompt_tokens", "Prompt tokens of a request that was answered", LENGTH_BUCKETS),
                 (
@@ -105,10 +145,6 @@ class Metrics:
             )
         }
 
-    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
-        """Add a gauge that is read at each scrape."""
-        Gauge(f"outrider_{name}", text, registry=self.registry).set_function(read)
-
     def count_queued(self, times: Times) -> None:
         """Add how long a request waited for its slot, or to its end where it got none."""
         self._parts_s["queue"].observe(times.queued_s)
@@ -122,24 +158,6 @@ class Metrics:
         self._lengths["generation_tokens"].observe(num_output)
         self._lengths["params_max_tokens"].observe(spec.max_tokens)
         self._lengths["params_n"].observe(spec.num_samples)
-
-    def count_speculation(self, report: SpeculationReport) -> None:
-        """Add the figures of a completed request."""
-        self.drafted.inc(report.num_drafted)
-        self.accepted.inc(report.num_accepted)
-        self.forced.inc(report.num_forced)
-        if report.drafted_by_position:
-            self.drafts.inc(report.drafted_by_position[0])
-        for position, count in enumerate(report.accepted_by_position):
-            self.accepted_at.labels(position=str(position)).inc(count)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"outrider_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(f"outrider_{name}", text, buckets)
-        self.registry.register(histogram)
-        return histogram
 
 
 class StreamCounts:
@@ -170,15 +188,27 @@ class StreamCounts:
         if num_tokens:
             self._metrics.output_tokens.inc(num_tokens)
             if not last_s:
-                self._metrics.first_token_s.observe(now_s - self._started_s)
+                self._metrics.requests.first_token_s.observe(now_s - self._started_s)
             elif batch.index in last_s:
                 gap_s = (now_s - last_s[batch.index]) / num_tokens
-                self._metrics.gap_s.observe(gap_s, num_tokens)
+                self._metrics.requests.gap_s.observe(gap_s, num_tokens)
             last_s[batch.index] = now_s
         if batch.prompt:
             self._metrics.scored_tokens.inc(len(batch.prompt))
         if isinstance(batch.end, Finished):
-            self._metrics.count_speculation(batch.end.report)
+            self._metrics.speculation.count(batch.end.report)
             self._num_open -= 1
             if self._num_open == 0:
-                self._metrics.request_s.observe(now_s - self._started_s)
+                self._metrics.requests.request_s.observe(now_s - self._started_s)
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counter:
+    return Counter(f"outrider_{name}", text, labels, registry=registry)
+
+
+def _histogram(
+    registry: CollectorRegistry, name: str, text: str, buckets: Sequence[float]
+) -> Histogram:
+    histogram = Histogram(f"outrider_{name}", text, buckets)
+    registry.register(histogram)
+    return histogram

@@ -12,7 +12,7 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.kv_cache import KvCache, capacities, coarse_capacities, zeros
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 
 from tests.engines.contract import check_copies, extend_one, make_tokens, span, wanted_logits
 from tests.engines.handmade import HEADS, KV_HEADS, write_bundle
@@ -123,11 +123,9 @@ def test_int8_weights_give_a_row_the_same_bits_in_every_shape(
         target=tiny_checkpoints[0],
         draft=None,
         out=tmp_path / "int8",
-        max_context=256,
-        max_batch=3,
-        max_gamma=8,
-        weights="int8",
-        max_tree_nodes=0,
+        options=ExportOptions(
+            max_context=256, max_batch=3, max_gamma=8, weights="int8", max_tree_nodes=0
+        ),
         progress=lambda stage: None,
     )
     bundle = load_bundle(tmp_path / "int8")

@@ -11,7 +11,7 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.determinism import has_equal_bits
 from outrider.engines.opening import open_engine
 from outrider.engines.reference.torch_engine import open_checkpoint
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 
 from scripts.check_parity import random_model
 from tests.conftest import VOCAB_SIZE, write_tokenizer
@@ -39,11 +39,13 @@ def bundle(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle
         target=checkpoint,
         draft=None,
         out=tmp_path_factory.mktemp("windowed") / "bundle",
-        weights="int8" if checkpoint.name == "granite_swa" else "float32",
-        max_context=CONTEXT,
-        max_batch=4,
-        max_gamma=4,
-        max_tree_nodes=16,
+        options=ExportOptions(
+            weights="int8" if checkpoint.name == "granite_swa" else "float32",
+            max_context=CONTEXT,
+            max_batch=4,
+            max_gamma=4,
+            max_tree_nodes=16,
+        ),
         progress=lambda stage: None,
     )
 

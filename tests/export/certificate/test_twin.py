@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from outrider.engines.base import FloatArray
-from outrider.engines.onnx.session import open_session
+from outrider.engines.onnx.session import WeightOptions, open_session
 from outrider.export.certificate.half_emulation import twin_of
 
 KINDS = {
@@ -64,7 +64,8 @@ def write_graph(folder: Path, kind: str) -> Path:
 def run_twin(path: Path, feeds: dict[str, FloatArray]) -> list[FloatArray]:
     twin = twin_of(path, float32_caches=True)
     assert twin is not None
-    found: list[FloatArray] = open_session(twin, weights_folder=path.parent).run(None, feeds)
+    weights = WeightOptions(folder=path.parent)
+    found: list[FloatArray] = open_session(twin, weights=weights).run(None, feeds)
     return found
 
 

@@ -20,7 +20,7 @@ from outrider.engines.tensorrt.api import RTX, find_api
 from outrider.engines.tensorrt.engine import choose_engine_plans, smallest_plan
 from outrider.engines.tensorrt.program import TensorRtProgram
 from outrider.engines.tensorrt.sampler import sampler_entries
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from outrider.export.tensorrt.build import BuildOptions, build_plans
 from outrider.export.tensorrt.parts import MODELS, TREES, plan_parts
 from outrider.runtime.cli.main import app
@@ -272,7 +272,11 @@ def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
     else:
         target, draft = ROOT / "demo" / "target", ROOT / "demo" / "draft"
         export_bundle(
-            target=target, draft=draft, out=root, max_context=1024, progress=lambda stage: None
+            target=target,
+            draft=draft,
+            out=root,
+            options=ExportOptions(max_context=1024),
+            progress=lambda stage: None,
         )
     manifest = build(root)
     sizes = {plan.part: manifest.files[plan.path].size for plan in manifest.plans}

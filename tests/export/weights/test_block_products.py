@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
-from outrider.engines.onnx.session import open_session
+from outrider.engines.onnx.session import WeightOptions, open_session
 from outrider.export.graph.edits import drop_unused
 from outrider.export.weights.block_products import name_block_products
 from outrider.export.weights.blocks import quantize_file
@@ -36,7 +36,8 @@ def assert_the_operator_is_the_same(
     assert len(made) == num_constants * count == num_constants * operators.count("MatMulNBits")
     assert operators.count("MatMul") == num_others
     assert "DequantizeLinear" not in operators
-    expected = run_graph(path, open_session(path, copies_caches=True, exact_blocks=True))
+    exact = WeightOptions(exact_blocks=True)
+    expected = run_graph(path, open_session(path, copies_caches=True, weights=exact))
     found = run_graph(named)
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)

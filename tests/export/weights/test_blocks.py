@@ -5,7 +5,7 @@ import onnx
 import pytest
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 
 
 def test_quantised_bundle_stores_integers_and_says_what_they_cost(
@@ -17,9 +17,7 @@ def test_quantised_bundle_stores_integers_and_says_what_they_cost(
         target=target,
         draft=draft,
         out=tmp_path / "bundle",
-        weights="int8",
-        draft_weights="int4",
-        max_context=64,
+        options=ExportOptions(weights="int8", draft_weights="int4", max_context=64),
         progress=stages.append,
     )
     assert bundle.manifest == load_bundle(tmp_path / "bundle").manifest

@@ -172,7 +172,7 @@ def test_large_weights_stay_in_their_file_while_graphs_are_certified(
     open_session = graph_runner.open_session
 
     def note(path: Path, **options: bool) -> object:
-        opened.append(options["maps_weights"])
+        opened.append(options["weights"].are_mapped)
         return open_session(path, **options)
 
     monkeypatch.setattr(graph_runner, "open_session", note)

@@ -13,7 +13,7 @@ from outrider.export.certificate.certify import certify_bundle
 from outrider.export.certificate.parity import check_parity
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.graph.to_onnx import export_model
-from outrider.export.pipeline import export_bundle
+from outrider.export.pipeline import ExportOptions, export_bundle
 from outrider.export.progress import untold
 from outrider.export.weights.packed.blocks import keep_blocks
 from safetensors.torch import load_file, save_file
@@ -90,8 +90,7 @@ def test_integers_scales_and_zero_points_are_stored_as_they_are(tmp_path: Path, 
         target=folder,
         draft=None,
         out=tmp_path / "bundle",
-        max_context=64,
-        max_tree_nodes=8,
+        options=ExportOptions(max_context=64, max_tree_nodes=8),
         progress=lambda _: None,
     )
     kind = f"{packing.method}-int{packing.bits}"
@@ -165,10 +164,12 @@ def test_a_packed_weight_beside_one_that_is_not_is_refused_by_name(tmp_path: Pat
 
 def test_other_weights_than_the_checkpoints_are_refused_but_float32(tmp_path: Path):
     folder, _ = written(tmp_path, PACKINGS["gptq"])
-    fixed = {"target": folder, "draft": None, "out": tmp_path / "bundle", "max_context": 64}
+    fixed = {"target": folder, "draft": None, "out": tmp_path / "bundle"}
     with pytest.raises(BundleError, match="would be rounded again as int8"):
-        export_bundle(**fixed, weights="int8", progress=pytest.fail)
-    bundle = export_bundle(**fixed, weights="float32", max_tree_nodes=0, progress=lambda _: None)
+        rounded = ExportOptions(weights="int8", max_context=64)
+        export_bundle(**fixed, options=rounded, progress=pytest.fail)
+    exact = ExportOptions(weights="float32", max_context=64, max_tree_nodes=0)
+    bundle = export_bundle(**fixed, options=exact, progress=lambda _: None)
     assert bundle.manifest.target.weights == "float32"
 
 
@@ -237,7 +238,7 @@ def test_rows_ordered_apart_for_one_input_are_refused_by_name(tmp_path: Path):
             target=folder,
             draft=None,
             out=tmp_path / "bundle",
-            max_context=64,
+            options=ExportOptions(max_context=64),
             progress=lambda _: None,
         )
 

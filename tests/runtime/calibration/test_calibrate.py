@@ -17,7 +17,7 @@ from outrider.runtime.calibration.calibrate import Budget, calibrate
 from outrider.runtime.calibration.host import measure_host
 from outrider.runtime.calibration.store import load_or_measure, table_from_json, table_name
 from outrider.runtime.gamma.costs import CostTable, RowKind
-from outrider.runtime.loop.tree_prices import node_cost
+from outrider.runtime.gamma.tree_prices import node_cost
 
 from tests.runtime.markov import LetterDecoder
 

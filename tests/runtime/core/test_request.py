@@ -7,7 +7,8 @@ from outrider.engines.sampling.base import SamplingParams, TokenLogprobs, Verdic
 from outrider.runtime.core.events import FinishReason, Provenance
 from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, RequestEvent, State
 from outrider.runtime.core.params import RequestSpec
-from outrider.runtime.core.request import SEPARATOR, Request, Speculation
+from outrider.runtime.core.request import Request, Speculation
+from outrider.runtime.core.sequence import SEPARATOR
 from outrider.runtime.grammar.base import Form
 
 
@@ -47,7 +48,7 @@ def request(
 def decoding(**options: object) -> Request:
     made = request(**options)
     made.admit(slot=0, order=0)
-    made.commit_prefill(made.num_prompt - 1)
+    made.commit_prefill(made.sequence.num_prompt - 1)
     return made
 
 
@@ -93,7 +94,7 @@ def test_a_first_token_out_of_the_prompts_pass_begins_decoding_and_counts_as_no_
     progressed, ending = made.commit((), Verdict(num_accepted=0, next_token=8))
     assert ending is None
     assert made.state is State.DECODING
-    assert made.num_computed == 3 == made.num_known - 1
+    assert made.cache.num_computed == 3 == made.sequence.num_known - 1
     assert progressed.trace.is_prompt
     assert (made.report().num_steps, made.report().num_emitted) == (0, 0)
     progressed, _ = made.commit((9,), Verdict(num_accepted=1, next_token=0))
@@ -114,9 +115,9 @@ def test_a_commit_moves_tokens_pointer_and_text() -> None:
     made = decoding()
     progressed, ending = made.commit((4, 5, 9), Verdict(num_accepted=2, next_token=6))
     assert ending is None
-    assert made.history.tolist() == [1, 2, 3, 4, 5, 6]
-    assert made.num_computed == made.num_known - 1 == 5
-    assert (made.num_output, made.num_remaining) == (3, 7)
+    assert made.sequence.history.tolist() == [1, 2, 3, 4, 5, 6]
+    assert made.cache.num_computed == made.sequence.num_known - 1 == 5
+    assert (made.sequence.num_output, made.sequence.num_remaining) == (3, 7)
     assert progressed.text == "efg"
     assert [t.provenance for t in progressed.tokens] == [
         Provenance.ACCEPTED,
@@ -141,7 +142,7 @@ def test_a_stop_token_cuts_the_run() -> None:
     assert [t.token for t in progressed.tokens] == [17, 2]
     assert ending is not None
     assert (ending.reason, ending.stop) == (FinishReason.STOP_TOKEN, 2)
-    assert made.num_output == made.report().num_accepted == 2
+    assert made.sequence.num_output == made.report().num_accepted == 2
     assert progressed.text == "r"
     assert made.state is State.FINISHED
 
@@ -199,7 +200,7 @@ def test_a_trace_names_the_tokens_that_the_answer_has_and_no_other(
 
 
 def test_the_context_bounds_the_answer() -> None:
-    assert request(max_context=5).num_remaining == 2
+    assert request(max_context=5).sequence.num_remaining == 2
 
 
 class Forcing:
@@ -228,13 +229,13 @@ def test_the_drafts_cache_ends_before_its_first_rejected_token_whatever_is_force
     made.commit_draft_cache(4)
     verdict = Verdict(num_accepted=num_accepted, next_token=6)
     made.commit((4, 5, 7), verdict, draft_computed=7)
-    assert made.num_known == 6 + num_accepted + len(forced)
-    assert made.num_pending == len(forced)
-    assert made.draft_computed == expected
+    assert made.sequence.num_known == 6 + num_accepted + len(forced)
+    assert made.sequence.num_pending == len(forced)
+    assert made.cache.draft_computed == expected
     # The next draft stands behind the forced tokens, which it was fed.
-    num_known = made.num_known
+    num_known = made.sequence.num_known
     made.commit((4, 5, 7), Verdict(num_accepted=1, next_token=6), draft_computed=num_known + 2)
-    assert made.draft_computed == num_known + 1
+    assert made.cache.draft_computed == num_known + 1
 
 
 @pytest.mark.parametrize("stop", ["gi", "gij", "gijik"])
@@ -244,22 +245,22 @@ def test_a_stop_string_among_forced_tokens_leaves_the_drafts_cache_what_was_acce
     made = decoding(stop_strings=(stop,), form=Forcing(8, 9, 8, 10))
     _, ending = made.commit((4, 5, 7), Verdict(num_accepted=0, next_token=6), draft_computed=5)
     assert ending is not None
-    assert made.num_known == 3 + len(stop)
-    assert made.draft_computed == 3
+    assert made.sequence.num_known == 3 + len(stop)
+    assert made.cache.draft_computed == 3
 
 
 def test_a_step_without_a_draft_leaves_its_cache_alone() -> None:
     made = decoding(form=Forcing(8, 9))
     made.commit_draft_cache(1)
     made.commit((), Verdict(num_accepted=0, next_token=6))
-    assert made.draft_computed == 1
+    assert made.cache.draft_computed == 1
 
 
 def test_a_degraded_request_drafts_no_more() -> None:
     made = decoding()
-    assert made.gamma == 4
+    assert made.speculation.gamma == 4
     made.degrade()
-    assert made.gamma == made.draft_computed == 0
+    assert made.speculation.gamma == made.cache.draft_computed == 0
     assert made.report().off_reason == "DEGRADED"
 
 
@@ -276,12 +277,12 @@ def sourced(prefix: Sequence[int] = (5,), **options: object) -> Request:
 
 def test_a_source_is_read_before_anything_is_computed() -> None:
     made = sourced((5, 6))
-    assert (made.num_unread, made.draft_computed) == (3, -1)
+    assert (made.cache.num_unread, made.cache.draft_computed) == (3, -1)
     made.admit(slot=0, order=0)
     assert made.state is State.READING
     made.lose_cache()
     made.commit_read()
-    assert (made.state, made.num_unread) == (State.PREFILLING, 0)
+    assert (made.state, made.cache.num_unread) == (State.PREFILLING, 0)
     with pytest.raises(IllegalTransition):
         made.commit_read()
     made.commit_prefill(1)
@@ -293,7 +294,7 @@ def test_a_prefix_of_one_token_decodes_once_the_source_is_read() -> None:
     made.admit(slot=0, order=0)
     made.commit_read()
     assert made.state is State.DECODING
-    assert made.draft_computed == -1
+    assert made.cache.draft_computed == -1
 
 
 def test_the_sampler_sees_the_decoders_text_and_drafters_the_source_before_it() -> None:
@@ -301,17 +302,17 @@ def test_the_sampler_sees_the_decoders_text_and_drafters_the_source_before_it() 
     made.admit(slot=0, order=0)
     made.commit_read()
     made.commit((), Verdict(num_accepted=0, next_token=2))
-    assert made.history.tolist() == made.undrafted.history.tolist() == [5, 2]
+    assert made.sequence.history.tolist() == made.undrafted.history.tolist() == [5, 2]
     assert made.undrafted.num_prompt == 1
     assert made.text.tolist() == [7, 8, 9, SEPARATOR, 5, 2]
-    assert made.num_output == 1
+    assert made.sequence.num_output == 1
     assert made.spec.num_prompt_tokens == 3
 
 
 def test_a_source_that_may_not_be_quoted_is_no_text() -> None:
     made = sourced(source_is_quotable=False)
     made.admit(slot=0, order=0)
-    assert made.text.tolist() == made.history.tolist() == [5]
+    assert made.text.tolist() == made.sequence.history.tolist() == [5]
 
 
 def test_a_lost_draft_cache_has_the_source_to_read_again() -> None:
@@ -319,9 +320,9 @@ def test_a_lost_draft_cache_has_the_source_to_read_again() -> None:
     made.admit(slot=0, order=0)
     made.commit_read()
     made.commit_draft_cache(0)
-    assert made.draft_computed == 0
+    assert made.cache.draft_computed == 0
     made.lose_draft_cache()
-    assert made.draft_computed == -1
+    assert made.cache.draft_computed == -1
     plain = decoding()
     plain.lose_draft_cache()
-    assert plain.draft_computed == 0
+    assert plain.cache.draft_computed == 0

@@ -30,6 +30,13 @@ class Row:
     leader: Row | None = None
     is_scored: bool = False
 
+    @property
+    def itself(self) -> Row:
+        """What a request keeps in objects of their own, this row has itself."""
+        return self
+
+    sequence = cache = speculation = group = itself
+
 
 @pytest.mark.parametrize(
     ("queued", "free", "admitted"), [([], 3, 0), ([1] * 5, 3, 3), ([1, 1], 3, 2), ([2, 1, 1], 3, 2)]

@@ -18,7 +18,7 @@ from outrider.runtime.drafters.branches import Budget, as_draft, grow
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore, write_datastore
-from outrider.runtime.loop.tree_prices import node_cost
+from outrider.runtime.gamma.tree_prices import node_cost
 
 from tests.runtime.drafters.rows import row
 from tests.runtime.gamma.test_controller import table

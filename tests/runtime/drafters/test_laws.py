@@ -19,6 +19,7 @@ from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.events import Progressed
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.text.suffix_array import write_datastore
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.oracle.verification import sequence_probs
 
@@ -87,12 +88,14 @@ def answer(noise, drafting: DraftingConfig, params: SpeculationParams, max_nodes
     bounds = replace(limits(V), max_tree_nodes=max_nodes, max_batch=1)
     draft_table = TABLE[:, [1, 0, 2]] * 0.5 + TABLE * 0.5
     worker = Worker(
-        target=ScriptedEngine(logits_of(TABLE), bounds),
-        draft=ScriptedEngine(logits_of(draft_table), bounds),
-        sampler=Trailing(noise),
+        ServedEngines(
+            target=ScriptedEngine(logits_of(TABLE), bounds),
+            draft=ScriptedEngine(logits_of(draft_table), bounds),
+            sampler=Trailing(noise),
+            max_gamma=8,
+        ),
         # One token is left behind the chunk, so that the first of the answer may be drafted too.
         config=ServerConfig(prefill_chunk=len(PROMPT) - 1, drafting=drafting),
-        max_gamma=8,
         decoder=LetterDecoder(),
     )
     events: list[object] = []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.drafting import DraftingConfig
-from outrider.runtime.core.request import SEPARATOR
+from outrider.runtime.core.sequence import SEPARATOR
 from outrider.runtime.drafters.base import DrafterParts, DraftRow
 from outrider.runtime.drafters.phrases.lookahead import LookaheadDrafter
 from outrider.runtime.drafters.registry import Drafters, build_drafters

@@ -202,7 +202,7 @@ def test_deciding_is_paid_from_a_share_of_the_time(monkeypatch: pytest.MonkeyPat
     names = [str(n) for n in range(40)]
     serve(one, names)
     assert num_decisions > 40
-    num_decisions, gamma_controller._owed_s = 0, 1e9
+    num_decisions, gamma_controller._decision.owed_s = 0, 1e9
     serve(one, [f"b{name}" for name in names])
     assert num_decisions == 0
 

@@ -21,6 +21,7 @@ from outrider.runtime.core.events import FinishReason, Progressed, Provenance
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -95,16 +96,18 @@ def answer(case, sampler: CpuSampler, seed: int = 7) -> tuple[int, tuple[int, ..
     drafter, max_nodes, verifies_block, max_forced = case
     bounds = replace(limits(4), max_tree_nodes=max_nodes, max_batch=1)
     worker = Worker(
-        target=ScriptedEngine(logits_of(TABLE), bounds),
-        draft=ScriptedEngine(logits_of(DRAFT_TABLE), bounds),
-        sampler=sampler,
+        ServedEngines(
+            target=ScriptedEngine(logits_of(TABLE), bounds),
+            draft=ScriptedEngine(logits_of(DRAFT_TABLE), bounds),
+            sampler=sampler,
+            max_gamma=8,
+        ),
         # One token is left behind the chunk, so that the first of the answer may be drafted too.
         config=ServerConfig(prefill_chunk=len(PROMPT) - 1, drafting=DRAFTING),
-        max_gamma=8,
         decoder=LetterDecoder(),
         forms=SMALL,
     )
-    worker._max_forced = max_forced
+    worker._factory = replace(worker._factory, max_forced=max_forced)
     events: list[object] = []
     speculation = SpeculationParams(
         drafter=drafter, gamma=2, mode=ExactnessMode.MAX_ACCEPT, verifies_block=verifies_block
@@ -186,7 +189,7 @@ SHARED_NOISE = (1.0, ExactnessMode.SEED_STABLE)
 def plain(way: tuple[float, ExactnessMode], text: str, seed: int) -> list[int]:
     """An answer alone, without drafts, every token judged."""
     harness = forms_harness()
-    harness.worker._max_forced = 0
+    harness.worker._factory = replace(harness.worker._factory, max_forced=0)
     harness.submit(
         "only", PROMPT, seed=seed, max_tokens=14, params=params_of(way[0]), mode=way[1],
         is_enabled=False, grammar=regex(text),

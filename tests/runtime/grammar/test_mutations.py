@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from outrider.runtime.core import request, scheduler
+from outrider.runtime.core import request, scheduler, sequence
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.drafters.model import model, tree
 from outrider.runtime.grammar import form
-from outrider.runtime.loop import drafting, step
+from outrider.runtime.loop import drafting, step, verification
 
 import tests.runtime.core.test_scheduler as scheduler_tests
 import tests.runtime.grammar.test_answers as answer_tests
@@ -73,29 +73,29 @@ MUTATIONS = {
         request, "        form.commit(run)\n", "        form.commit(run[-1:])\n", "answers_of_model",
     ),
     "a rejected draft stays in the draft's cache under forced tokens": (
-        request, "min(draft_computed, self.num_computed)", "min(draft_computed, self.num_known - 1)",
-        "drafts_cache",
+        request, "min(draft_computed, cache.num_computed)",
+        "min(draft_computed, sequence.num_known - 1)", "drafts_cache",
     ),
     "what is forced is not committed": (
         request, "                form.commit(tokens)\n", "                pass\n", "counted_apart",
     ),
     "forced tokens are never fed": (
-        step, "behind_forced(span, request) if request.num_pending and tokens else span", "span",
+        verification, "behind_forced(span, request) if sequence.num_pending and tokens else span", "span",
         "answers_of_model",
     ),
     "a tree stands behind the first forced token": (
-        step, "*(num_pending + parent for parent in parents)", "*parents", "tree_answers",
+        verification, "*(num_pending + parent for parent in parents)", "*parents", "tree_answers",
     ),
     "a tree's path is kept in the wrong place": (
         step, "path = [num_pending + node for node in verdict.path]", "path = [*verdict.path]",
         "tree_answers",
     ),
     "forced tokens count as missing": (
-        scheduler, "row.num_known - row.num_pending - row.num_computed - fed != 1",
-        "row.num_known - row.num_computed - fed != 1", "planned",
+        scheduler, "sequence.num_known - sequence.num_pending - num_fed != 1",
+        "sequence.num_known - num_fed != 1", "planned",
     ),
     "a stop string leaves what is behind it": (
-        request, "self.num_known -= num_tokens", "pass", "stop_strings",
+        sequence, "self.num_known -= num_tokens", "pass", "stop_strings",
     ),
     "a form forces what the request bans": (
         request, "if token in banned or", "if", "conflict",
@@ -104,7 +104,7 @@ MUTATIONS = {
         request, "self.stats.num_forced += len(forced)", "pass", "counted_apart",
     ),
     "a tree takes the place of forced tokens": (
-        drafting, "max_nodes = max_nodes and max(0, max_nodes - request.num_pending)", "pass",
+        drafting, "max_nodes = max_nodes and max(0, max_nodes - request.sequence.num_pending)", "pass",
         "tree_answers",
     ),
 }  # fmt: skip

@@ -120,7 +120,7 @@ def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
     launch = ["upload", "run"] * 8
     for _ in range(3):
         log.words.clear()
-        before, num_computed = replace(traffic), live(device, prompt).num_computed
+        before, num_computed = replace(traffic), live(device, prompt).cache.num_computed
         assert device.worker.run_step()
         assert log.words == [
             "admit",
@@ -135,7 +135,7 @@ def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
         ]
         assert traffic.num_waits - before.num_waits == 1
         assert traffic.num_to_host - before.num_to_host == 1
-        assert live(device, prompt).num_computed == num_computed + CHUNK
+        assert live(device, prompt).cache.num_computed == num_computed + CHUNK
     monkeypatch.undo()
     device.run()
     assert len(device.tokens(stream.request_id)) == 40
@@ -276,7 +276,7 @@ def test_who_asks_while_the_device_runs_is_let_in_and_fed_before_the_wait(
     assert "following" not in device.events, "the first step's events have not been handed over"
     device.worker.run_step()
     assert device.worker.snapshot().num_running == 2
-    assert live(device, following).num_computed == CHUNK
+    assert live(device, following).cache.num_computed == CHUNK
     device.run()
     assert device.tokens("following") == host.answers([following])[0]
 
@@ -323,7 +323,7 @@ def test_a_failed_round_forgets_what_was_fed_behind_it(
     with monkeypatch.context() as patch:
         patch.setattr(memory, "wait", broken)
         device.worker.run_step()
-    assert live(device, prompt).num_computed == 0
+    assert live(device, prompt).cache.num_computed == 0
     device.run()
     assert isinstance(device.events[stream.request_id][-1], Failed)
     assert device.tokens(prompt.request_id) == host.answers([prompt])[0]

@@ -112,9 +112,9 @@ def run_audited(folder: Path, *, failing: str = "") -> Harness:
         num_steps += 1
         for request in harness.live:
             assert request.slot is not None
-            known = tuple(request.history.tolist())
-            audit(pair.target, clean.target, request.slot, known[: request.num_computed])
-            audit(pair.draft, clean.draft, request.slot, known[: request.draft_computed])
+            known = tuple(request.sequence.history.tolist())
+            audit(pair.target, clean.target, request.slot, known[: request.cache.num_computed])
+            audit(pair.draft, clean.draft, request.slot, known[: request.cache.draft_computed])
     assert num_steps > 30 and not to_fail
     harness.check_is_idle()
     return harness
@@ -135,7 +135,10 @@ def test_both_caches_are_those_of_the_committed_tokens_after_every_step(
 def test_the_audit_sees_rejected_drafts_under_forced_tokens(
     tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = "min(draft_computed, self.num_computed)", "min(draft_computed, self.num_known - 1)"
+    old, new = (
+        "min(draft_computed, cache.num_computed)",
+        "min(draft_computed, sequence.num_known - 1)",
+    )
     put_in(monkeypatch, requests, old, new)
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         run_audited(tiny_bundle)

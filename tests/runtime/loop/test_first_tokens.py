@@ -196,7 +196,7 @@ def test_a_row_takes_no_part_in_decoding_in_the_step_of_its_first_token() -> Non
     one.check_invariants()
     assert one.tokens("a") == [4]
     assert one.tokens("stream") == [0, 1]
-    assert one.live[1].num_computed == 3 == one.live[1].num_known - 1
+    assert one.live[1].cache.num_computed == 3 == one.live[1].sequence.num_known - 1
     one.run()
     assert one.tokens("a") == [4, 5, 6, 7, 8, 9]
     assert one.tokens("stream") == [index % 10 for index in range(20)]
@@ -211,7 +211,7 @@ def test_a_row_in_front_of_rows_that_decode_keeps_all_that_was_read() -> None:
         one.worker.run_step()
         one.check_invariants()
     assert one.tokens("a") == [6]
-    assert one.live[0].num_computed == 6
+    assert one.live[0].cache.num_computed == 6
     assert len(one.tokens("stream")) > 1
     one.run()
     assert one.tokens("a") == [6, 7, 8, 9, 0, 1]
@@ -225,7 +225,7 @@ def test_a_failing_verification_has_the_prompt_read_again() -> None:
     one.worker.run_step()
     assert not one.events["a"]
     _, request = one.live
-    assert request.num_computed == request.num_output == 0
+    assert request.cache.num_computed == request.sequence.num_output == 0
     one.run()
     expected = Harness("F3", prefill_chunk=CHUNK)
     expected.submit("a", range(6), max_tokens=6, temperature=1.0)

@@ -92,7 +92,7 @@ def test_where_every_half_fails_the_engine_is_blamed() -> None:
     served(harness, ("a", "b"), 0.0, MODES[0][1], "none")
     for name in ("c", "d"):
         harness.submit(name, PROMPTS[name], max_tokens=9)
-    while len(harness.live) < 2 or not all(one.num_output for one in harness.live):
+    while len(harness.live) < 2 or not all(one.sequence.num_output for one in harness.live):
         harness.worker.run_step()
     harness.target.fail_at(*range(harness.target.num_extends, 1000))
     harness.run()

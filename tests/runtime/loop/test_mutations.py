@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.reference import token_slots
-from outrider.runtime.core import params, request, scheduler
+from outrider.runtime.core import params, request, scheduler, sequence
 from outrider.runtime.core.events import FinishReason
 from outrider.runtime.drafters.model import model
 from outrider.runtime.loop import prefill as prompts
-from outrider.runtime.loop import step
+from outrider.runtime.loop import step, verification
 
 import tests.runtime.drafters.model.test_model as model_tests
 import tests.runtime.loop.samples.test_requests as sample_tests
@@ -81,44 +81,44 @@ KILLERS |= {
 MUTANTS = {
     "target rollback keeps one token too many": (
         request,
-        "= end, end - 1",
-        "= end, end",
+        "cache.num_computed = sequence.num_known - 1",
+        "cache.num_computed = sequence.num_known",
         "the_worked_example",
     ),
     "target rollback forgets one token too many": (
         request,
-        "= end, end - 1",
-        "= end, end - 2",
+        "cache.num_computed = sequence.num_known - 1",
+        "cache.num_computed = sequence.num_known - 2",
         "the_worked_example",
     ),
     "verification starts one token late": (
-        step,
-        "start=request.num_computed,",
-        "start=request.num_computed + (request.num_output > 0),",
+        verification,
+        "start=request.cache.num_computed,",
+        "start=request.cache.num_computed + (request.sequence.num_output > 0),",
         "seeded_answers_in_any_batch",
     ),
     "verification starts one token early": (
-        step,
-        "start=request.num_computed,",
-        "start=request.num_computed - (request.num_output > 0),",
+        verification,
+        "start=request.cache.num_computed,",
+        "start=request.cache.num_computed - (request.sequence.num_output > 0),",
         "seeded_answers_in_any_batch",
     ),
     "draft rollback keeps one token too many": (
         request,
-        "min(draft_computed, self.num_computed)",
-        "min(draft_computed, self.num_computed + 1)",
+        "min(draft_computed, cache.num_computed)",
+        "min(draft_computed, cache.num_computed + 1)",
         "the_worked_example",
     ),
     "draft rollback does not happen": (
         request,
-        "min(draft_computed, self.num_computed)",
+        "min(draft_computed, cache.num_computed)",
         "draft_computed",
         "the_worked_example",
     ),
     "draft rollback forgets one token too many": (
         request,
-        "min(draft_computed, self.num_computed)",
-        "max(0, min(draft_computed, self.num_computed) - 1)",
+        "min(draft_computed, cache.num_computed)",
+        "max(0, min(draft_computed, cache.num_computed) - 1)",
         "the_draft_never_falls_behind",
     ),
     "the draft's last token counts as cached": (
@@ -128,7 +128,7 @@ MUTANTS = {
         "rows_in_lockstep",
     ),
     "the bonus token follows an accepted end token": (
-        request,
+        sequence,
         "token in ends or",
         "(token in ends and end - start == len(run)) or",
         "a_run_is_cut",
@@ -140,7 +140,7 @@ MUTANTS = {
         "a_run_is_cut",
     ),
     "one token more than max_tokens": (
-        request,
+        sequence,
         "or end == len(cells)",
         "",
         "the_answer_ends_at_the_limit",
@@ -152,7 +152,7 @@ MUTANTS = {
         "drafting_stops_after_an_end_token",
     ),
     "a failed verification ends rows that prefill": (
-        step,
+        verification,
         "if gamma is None:",
         "if False:",
         "a_failing_verification_spares",
@@ -183,8 +183,8 @@ MUTANTS = {
     ),
     "a first token is committed though its step failed": (
         step,
-        "reason, first_verdicts, gamma_controller = STEP_FAILED, (), None",
-        "reason, gamma_controller = STEP_FAILED, None",
+        "() if done.was_recovered else fed.first_verdicts",
+        "fed.first_verdicts",
         "prompts_are_read_again",
     ),
     "a first token counts as a pass": (
@@ -195,13 +195,13 @@ MUTANTS = {
     ),
     "a lost cache is taken for valid": (
         request,
-        "in (State.READING, State.PREFILLING)\n        self.num_computed = 0",
+        "in (State.READING, State.PREFILLING)\n        self.cache.num_computed = 0",
         "in (State.READING, State.PREFILLING)",
         "a_failing_verification_spares",
     ),
     "only a leader is judged": (
         prompts,
-        "(leader, *leader.followers)",
+        "(leader, *leader.group.followers)",
         "(leader,)",
         "samples_asked_alone",
     ),
@@ -219,7 +219,7 @@ MUTANTS = {
     ),
     "who waits is fed": (
         scheduler,
-        "        and row.leader is None\n        and (missing",
+        "        and row.group.leader is None\n        and (missing",
         "        and (missing",
         "samples_read_once",
     ),
@@ -243,13 +243,13 @@ MUTANTS = {
     ),
     "nobody reads for those that are left": (
         request,
-        "heir.lead(others)",
-        "self.lead(others)",
+        "heir.lead(left)",
+        "self.lead(left)",
         "samples_that_are_left",
     ),
     "who waits does not decode with its leader": (
         scheduler,
-        "gamma if row.leader is None else gammas[rows.index(row.leader)]",
+        "gamma if row.group.leader is None else gammas[rows.index(row.group.leader)]",
         "gamma",
         "samples_of_a_failing_step",
     ),

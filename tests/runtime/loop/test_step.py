@@ -110,7 +110,7 @@ def test_pointers_follow_the_worked_example() -> None:
         harness.submit(name, range_prompt(length), max_tokens=40, drafter="model", gamma=4)
     harness.worker._inbox.admit(harness.worker._rows.admit, 0.0)
     for request in harness.live:
-        slot, known = request.slot, tuple(request.history.tolist())
+        slot, known = request.slot, tuple(request.sequence.history.tolist())
         for engine in (harness.target, harness.draft):
             engine.extend([one_span(slot, known[:-1])])
         request.commit_prefill(len(known) - 1)
@@ -118,9 +118,9 @@ def test_pointers_follow_the_worked_example() -> None:
     harness.worker._parts = replace(parts, sampler=Judge())
     harness.worker.run_step()
     harness.check_invariants()
-    assert [r.num_known for r in harness.live] == [15, 8, 15]
-    assert [r.num_computed for r in harness.live] == [14, 7, 14]
-    assert [r.draft_computed for r in harness.live] == [13, 7, 14]
+    assert [r.sequence.num_known for r in harness.live] == [15, 8, 15]
+    assert [r.cache.num_computed for r in harness.live] == [14, 7, 14]
+    assert [r.cache.draft_computed for r in harness.live] == [13, 7, 14]
 
 
 def range_prompt(length: int) -> list[int]:
@@ -142,9 +142,9 @@ def test_the_draft_cache_never_falls_behind_in_a_long_run() -> None:
         harness.check_invariants()
         # Where fewer than gamma tokens remain, the last steps draft less, and not at all at one.
         deficits |= {
-            r.num_known - 1 - r.draft_computed
+            r.sequence.num_known - 1 - r.cache.draft_computed
             for r in harness.live
-            if r.num_remaining > 1 and r.stats.num_steps
+            if r.sequence.num_remaining > 1 and r.stats.num_steps
         }
     assert deficits == {0, 1}
     assert len(harness.tokens("a")) == 80
@@ -378,11 +378,11 @@ def test_a_failing_verification_has_rows_that_still_prefill_begin_anew() -> None
     # A prompt of one token decodes at once, in the slot behind: the row between them is padding in every call.
     harness.submit("b", (3,), gamma=3, max_tokens=30)
     harness.worker.run_step()
-    assert harness.live[1].num_computed == 4
+    assert harness.live[1].cache.num_computed == 4
     # Each step feeds a chunk of the prompt, drafts three tokens, and verifies.
     harness.target.fail_at(harness.target.num_extends + 1)
     harness.worker.run_step()
-    assert harness.live[1].num_computed == 0
+    assert harness.live[1].cache.num_computed == 0
     harness.run()
     assert harness.tokens("a") == [(4 + index) % 10 for index in range(30)]
     assert harness.tokens("b") == [(4 + index) % 10 for index in range(30)]

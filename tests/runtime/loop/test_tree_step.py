@@ -30,7 +30,7 @@ from outrider.runtime.drafters.base import (
     Outcome,
 )
 from outrider.runtime.gamma.costs import ModelCosts
-from outrider.runtime.loop.tree_prices import node_cost
+from outrider.runtime.gamma.tree_prices import node_cost
 from outrider.runtime.serving import factory
 from outrider.runtime.serving.settings import ServeOptions
 

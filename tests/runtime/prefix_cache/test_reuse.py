@@ -280,9 +280,9 @@ def test_of_a_text_with_trees_what_chains_wrote_is_kept() -> None:
         one.worker.run_step()
         request = one.live[0]
         one.run()
-        num_exact = min(request.num_exact, request.num_computed)
-        num_cut += num_exact < request.num_computed
-        text = request.tokens[: request.num_known].tolist()
+        num_exact = min(request.cache.num_exact, request.cache.num_computed)
+        num_cut += num_exact < request.cache.num_computed
+        text = request.sequence.tokens[: request.sequence.num_known].tolist()
         ask(one, f"again {seed}", text, scope=scope, max_tokens=1)
         assert num_cached(one, f"again {seed}") == num_exact
     assert num_cut > 3
@@ -307,9 +307,12 @@ def test_a_prompt_keeps_its_way_to_the_first_token(chunk: int) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("        if needs_way or request.followers:", "        if False:"),
-        ("and request.gamma > 0 and not needs_way", "and request.gamma > 0"),
-        ("request.tokens[: request.num_known - 1]", "request.tokens[: request.num_known - 2]"),
+        ("        if needs_way or request.group.followers:", "        if False:"),
+        (
+            "and request.speculation.gamma > 0 and not needs_way",
+            "and request.speculation.gamma > 0",
+        ),
+        ("tokens[: request.sequence.num_known - 1]", "tokens[: request.sequence.num_known - 2]"),
         ("scope = (index, request.spec.cache_scope)", "scope = (0, 'us')"),
     ],
     ids=["no way", "early drafts", "one too few", "one scope"],
@@ -374,7 +377,7 @@ def test_what_is_kept_of_a_draft_model_lies_under_its_own_tokens() -> None:
         prefix_cache_bytes=ROOM,
         prefill_chunk=16,
     )
-    cache = one.worker._rows._prefixes
+    cache = one.worker._rows.prefixes
     assert cache is not None
     lengths = []
     for max_tokens in range(8, 24):

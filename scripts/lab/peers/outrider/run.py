@@ -19,13 +19,19 @@ MAX_GAMMA = 16
 def load(job):
     def export(_, out):
         from outrider.export.pipeline import (
+            ExportOptions,
             export_bundle,  # only where it is needed: it loads torch
         )
 
         export_bundle(
-            target=Path(job["target"]), draft=Path(job["draft"]), out=out / "bundle", weights=WEIGHTS[job["weights"]],
-            max_context=1024, max_gamma=MAX_GAMMA, progress=lambda stage: None,
-        )  # fmt: skip
+            target=Path(job["target"]),
+            draft=Path(job["draft"]),
+            out=out / "bundle",
+            options=ExportOptions(
+                weights=WEIGHTS[job["weights"]], max_context=1024, max_gamma=MAX_GAMMA
+            ),
+            progress=lambda stage: None,
+        )
 
     bundle = converted(job, "target", export) / "bundle"
     # What steps cost is measured once and kept; only a gamma that is chosen asks for it.

@@ -32,13 +32,18 @@ LONG = 400
 @pytest.fixture(scope="module")
 def bundle(tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of many layers, so that its answers last."""
-    from outrider.export.pipeline import export_bundle
+    from outrider.export.pipeline import ExportOptions, export_bundle
 
     root = tmp_path_factory.mktemp("slow")
     write_llama(root / "target", num_layers=12, hidden_size=64, seed=3)
     out = root / "bundle"
-    export_bundle(target=root / "target", draft=tiny_checkpoints[1], out=out, max_context=512, max_batch=NUM_SLOTS,
-                  progress=lambda stage: None)  # fmt: skip
+    export_bundle(
+        target=root / "target",
+        draft=tiny_checkpoints[1],
+        out=out,
+        options=ExportOptions(max_context=512, max_batch=NUM_SLOTS),
+        progress=lambda stage: None,
+    )
     return out
 
 

@@ -107,7 +107,7 @@ def chat_bundle(
 ) -> Path:
     """A tiny target with a chat template, and a draft that is often right: the target with noise on its weights."""
     import torch
-    from outrider.export.pipeline import export_bundle
+    from outrider.export.pipeline import ExportOptions, export_bundle
     from transformers import LlamaForCausalLM
 
     root = tmp_path_factory.mktemp("chat")
@@ -122,9 +122,12 @@ def chat_bundle(
             weight.add_(NOISE * weight.std() * torch.randn_like(weight))
     model.save_pretrained(draft)
     export_bundle(
-        target=target, draft=draft, out=bundle, max_context=256, max_batch=4, max_gamma=8,
+        target=target,
+        draft=draft,
+        out=bundle,
+        options=ExportOptions(max_context=256, max_batch=4, max_gamma=8),
         progress=lambda stage: None,
-    )  # fmt: skip
+    )
     return bundle
 
 

@@ -19,6 +19,7 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.tree import DraftTree
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.registry import build_drafters
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.oracle.verification import sequence_probs
 
@@ -183,11 +184,13 @@ def logits_from(table: np.ndarray):
 def answer(noise, params: SpeculationParams) -> tuple[int, ...]:
     bounds = replace(limits(3), max_tree_nodes=8, max_batch=1)
     worker = Worker(
-        target=ScriptedEngine(logits_from(TABLE), bounds),
-        draft=ScriptedEngine(logits_from(DRAFT), bounds),
-        sampler=CpuSampler(max_batch=1, max_gamma=8, vocab_size=3, noise=noise),
+        ServedEngines(
+            target=ScriptedEngine(logits_from(TABLE), bounds),
+            draft=ScriptedEngine(logits_from(DRAFT), bounds),
+            sampler=CpuSampler(max_batch=1, max_gamma=8, vocab_size=3, noise=noise),
+            max_gamma=8,
+        ),
         config=ServerConfig(prefill_chunk=16),
-        max_gamma=8,
         decoder=LetterDecoder(),
     )
     events: list[object] = []

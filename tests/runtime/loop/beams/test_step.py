@@ -270,7 +270,7 @@ def test_a_target_that_fails_once_changes_no_answer() -> None:
     # The drawn row's pass, a chunk of the prompt, the search's pass.
     harness.target.fail_at(harness.target.num_extends + 2)
     harness.worker.run_step()
-    assert [one.request.num_computed for one in harness.worker._rows.searches] == [0, 0]
+    assert [one.request.cache.num_computed for one in harness.worker._rows.searches] == [0, 0]
     harness.run()
     assert_answer(harness.finished("search"), oracle((1,), all_of(2), 9))
     assert harness.finished("drawn").num_output == 9

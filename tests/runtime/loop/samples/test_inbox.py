@@ -19,7 +19,7 @@ WORKER = Harness("F3").worker
 
 def group(name: str, num_samples: int = 1, num_tokens: int = 3) -> Group:
     specs = spec(name, (1,) * num_tokens, num_samples=num_samples).samples()
-    return [WORKER._new_request(one, 0.0) for one in specs]
+    return [WORKER._factory.make(one, 0.0) for one in specs]
 
 
 def full_slots() -> SlotAllocator:

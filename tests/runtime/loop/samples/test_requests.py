@@ -307,7 +307,7 @@ def test_who_waits_counts_as_reading() -> None:
     one.submit_group("g", PREFIXES[0], 3, source_tokens=(1, 2), max_tokens=3)
     one.worker._admit()
     assert [request.state for request in one.live] == [State.READING] * 3
-    assert [request.leader for request in one.live] == [None, *one.live[:1] * 2]
+    assert [request.group.leader for request in one.live] == [None, *one.live[:1] * 2]
     one.run()
 
 

@@ -212,8 +212,8 @@ def test_logits_of_a_chunk_are_bounded(vocab_size: int, tokens: int) -> None:
 
 MUTANTS = {
     "a token has the log-probability of the one behind it": (
-        "request.tokens[start + 1 : min(end + 1",
-        "request.tokens[start : min(end",
+        "sequence.tokens[start + 1 : min(end + 1",
+        "sequence.tokens[start : min(end",
     ),
     "chunks overlap by a token": (
         "commit_scores(\n            start,",

@@ -134,7 +134,7 @@ def test_a_request_that_ends_while_its_source_waits_harms_nobody(how: str) -> No
     harness.submit("waits", (0,), source_tokens=(2,) * 24, deadline_s=5.0)
     submit(harness, "S4", 1, *stable("model"))
     harness.worker.run_step()
-    assert [one.spec.request_id for one in harness.live if one.num_unread][1] == "waits"
+    assert [one.spec.request_id for one in harness.live if one.cache.num_unread][1] == "waits"
     if how == "cancel":
         harness.worker.cancel("internal-waits", Cancelled())
     else:

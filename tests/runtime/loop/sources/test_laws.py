@@ -15,6 +15,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.events import Progressed
 from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.oracle.verification import completed, emitted_probs, sequence_probs
 from transformers import T5Config, T5ForConditionalGeneration
@@ -79,11 +80,13 @@ def answer(noise, params: SpeculationParams, sizes: tuple[int, int], num_tokens:
         lookup_min_ngram=1, tree_nodes=6, min_prob=0.02, min_node_prob=0.01, suffix_factor=4.0
     )
     worker = Worker(
-        target=target,
-        draft=draft,
-        sampler=Sized(noise, sizes[0]),
+        ServedEngines(
+            target=target,
+            draft=draft,
+            sampler=Sized(noise, sizes[0]),
+            max_gamma=4,
+        ),
         config=ServerConfig(drafting=config),
-        max_gamma=4,
         decoder=LetterDecoder(),
     )
     events: list[object] = []

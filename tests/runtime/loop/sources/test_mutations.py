@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.engines.base import EngineError
-from outrider.runtime.core import request, scheduler
+from outrider.runtime.core import request, scheduler, sequence
 from outrider.runtime.drafters.model import model
 from outrider.runtime.loop import prefill, rows
 from outrider.runtime.loop.beams import cache
@@ -40,30 +40,30 @@ KILLERS = {
 MUTANTS = {
     "the source counts in penalties": (
         request,
-        "history=self.tokens[: self.num_known],",
-        "history=self._array[: self._num_quoted + self.num_known],",
+        "history=sequence.tokens[: sequence.num_known],",
+        "history=sequence.text,",
         "penalties",
     ),
     "the prefix counts as output": (
         request,
-        "num_prompt=self.num_prompt,",
+        "num_prompt=sequence.num_prompt,",
         "num_prompt=0,",
         "penalties",
     ),
     "the prefix stands in the text twice": (
         request,
-        "num_prompt = len(spec.prompt_tokens)\n",
-        "spec = replace(spec, prompt_tokens=spec.prompt_tokens * 2); num_prompt = len(spec.prompt_tokens)\n",
+        "        self.spec = spec\n",
+        "        spec = self.spec = replace(spec, prompt_tokens=spec.prompt_tokens * 2)\n",
         "prefixes",
     ),
     "a forced token is sampled": (
         scheduler,
-        "is_unread or row.num_known - row.num_pending - row.num_computed - fed != 1",
-        "is_unread or row.num_known - row.num_pending - row.num_computed - fed not in (1, 2)",
+        "is_unread or sequence.num_known - sequence.num_pending - num_fed != 1",
+        "is_unread or sequence.num_known - sequence.num_pending - num_fed not in (1, 2)",
         "prefixes",
     ),
     "what parts source and answer is left out": (
-        request,
+        sequence,
         "(*spec.source_tokens, SEPARATOR) if",
         "(*spec.source_tokens,) if",
         "the_text",
@@ -88,7 +88,7 @@ MUTANTS = {
     ),
     "a row decodes before its source is read": (
         scheduler,
-        "is_unread = row.num_unread and slot not in read",
+        "is_unread = row.cache.num_unread and slot not in read",
         "is_unread = False",
         "one_read_a_step",
     ),
@@ -106,8 +106,8 @@ MUTANTS = {
     ),
     "a draft model's lost source is taken for read": (
         request,
-        "self.draft_computed = -1 if self.spec.source_tokens else 0",
-        "self.draft_computed = 0",
+        "self.cache.draft_computed = -1 if self.spec.source_tokens else 0",
+        "self.cache.draft_computed = 0",
         "a_failing_draft",
     ),
     "a search's other slots do not get the source": (

@@ -221,7 +221,7 @@ def test_a_stream_waits_for_one_read_a_step_and_sources_alike_share_it() -> None
     for name, length in lengths.items():
         harness.submit(name, (0,), source_tokens=(1,) * length, max_tokens=30, is_enabled=False)
     unread = []
-    while any(one.num_unread for one in harness.live) or len(harness.live) == 1:
+    while any(one.cache.num_unread for one in harness.live) or len(harness.live) == 1:
         before, reads = len(harness.tokens("stream")), harness.target.num_reads
         harness.worker.run_step()
         assert len(harness.tokens("stream")) == before + 1

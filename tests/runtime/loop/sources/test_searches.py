@@ -76,7 +76,7 @@ def test_searches_that_end_move_others_with_their_sources() -> None:
     for _ in range(2):
         harness.worker.run_step()
     (search,) = harness.worker._rows.searches
-    assert (search.request.state, search.request.num_computed) == (State.PREFILLING, 0)
+    assert (search.request.state, search.request.cache.num_computed) == (State.PREFILLING, 0)
     assert search.slots == [4, 5]
     harness.run()
     assert harness.finished("short").beams

@@ -96,8 +96,8 @@ def test_parts_of_a_request_and_its_lengths_are_counted_once_it_is_answered():
     read = Reader(metrics.registry)
     asked: RequestSpec = spec("a", (1, 2, 3), max_tokens=7, num_samples=2)
     times = Times(queued_s=1.0, prefill_s=2.0, decode_s=4.0)
-    metrics.count_queued(times)
-    metrics.count_answered(asked, times, 11)
+    metrics.requests.count_queued(times)
+    metrics.requests.count_answered(asked, times, 11)
     sums = {"queue": 1.0, "prefill": 2.0, "decode": 4.0, "inference": 6.0}
     for part, seconds in sums.items():
         assert read.histogram(f"request_{part}_time_seconds") == (1, seconds)

@@ -1,8 +1,8 @@
 """What the tokens of a tree cost beside the rows of a step, and how many of them can pay.
 
-From the measured cost of a pass over trees of as many rows (``core.costs``). An engine that packs rows runs trees in a
-pass of their own, beside that of the other rows. With any other engine a pass is as wide as its widest row, so that
-rows without drafts pay for the others' trees.
+From the measured cost of a pass over trees of as many rows (``runtime.gamma.costs``). An engine that packs rows runs
+trees in a pass of their own, beside that of the other rows. With any other engine a pass is as wide as its widest row,
+so that rows without drafts pay for the others' trees.
 """
 
 from __future__ import annotations

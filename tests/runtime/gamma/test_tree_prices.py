@@ -8,7 +8,7 @@ import pytest
 from outrider.engines.base import EngineLimits
 from outrider.runtime.calibration.store import table_from_json, table_to_json
 from outrider.runtime.gamma.costs import CostTable, ModelCosts
-from outrider.runtime.loop.tree_prices import TreePrices, affordable_nodes
+from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
 
 from tests.runtime.gamma.test_controller import table
 
