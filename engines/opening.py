@@ -195,7 +195,7 @@ def _open_together(
 ) -> Pair:
     from outrider.engines.pair import open_together
 
-    memory, manifest = _open_memory(chosen), bundle.manifest
+    memory = _open_memory(chosen)
 
     def open_model(entry: ModelEntry, part: str) -> PlanEngine:
         if chosen.kind == TENSORRT:
@@ -216,34 +216,45 @@ def _open_together(
             provider_options=provider_options,
         )
 
-    sizes: dict[str, Any] = {
-        "max_batch": max_batch,
-        "max_gamma": manifest.max_gamma,
-        "vocab_size": manifest.target.vocab_size,
-    }
-
     def open_sampler() -> GraphSampler:
-        if chosen.kind != CPU and not _why_no_kernels():
-            from outrider.engines.device.sampling.kernels.compiled import CudaKernels
-            from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
-
-            return open_kernel_sampler(CudaKernels(memory), device=memory, **sizes)
-        if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
-            from outrider.engines.tensorrt.sampler import open_tensorrt_sampler
-
-            return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
-        from outrider.engines.onnx.sampler import open_onnx_sampler
-
-        return open_onnx_sampler(
-            _sampler_graphs(bundle),
-            device=memory,
-            num_threads=num_threads,
-            provider_options=provider_options,
-            **sizes,
-        )
+        return _open_sampler(bundle, chosen, memory, max_batch, num_threads, provider_options)
 
     return open_together(
         bundle, memory, open_model, open_sampler, max_batch=max_batch, reason=reason
+    )
+
+
+def _open_sampler(
+    bundle: Bundle,
+    chosen: Device,
+    memory: Any,
+    max_batch: int,
+    num_threads: int,
+    provider_options: Mapping[str, str],
+) -> GraphSampler:
+    """Sampler over a device: as kernels, else as plans, else as graphs on ONNX Runtime."""
+    sizes: dict[str, Any] = {
+        "max_batch": max_batch,
+        "max_gamma": bundle.manifest.max_gamma,
+        "vocab_size": bundle.manifest.target.vocab_size,
+    }
+    if chosen.kind != CPU and not _why_no_kernels(chosen.index):
+        from outrider.engines.device.sampling.kernels.compiled import CudaKernels
+        from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
+
+        return open_kernel_sampler(CudaKernels(memory), device=memory, **sizes)
+    if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
+        from outrider.engines.tensorrt.sampler import open_tensorrt_sampler
+
+        return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
+    from outrider.engines.onnx.sampler import open_onnx_sampler
+
+    return open_onnx_sampler(
+        _sampler_graphs(bundle),
+        device=memory,
+        num_threads=num_threads,
+        provider_options=provider_options,
+        **sizes,
     )
 
 
@@ -268,7 +279,7 @@ def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
     """Say why a bundle's sampler does not run on a device; empty where it does."""
     from outrider.engines.pair import why_no_graphs
 
-    if chosen.kind != CPU and not _why_no_kernels():
+    if chosen.kind != CPU and not _why_no_kernels(chosen.index):
         return ""
     if reason := why_no_graphs(bundle):
         return reason
@@ -320,13 +331,17 @@ def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
     return ""
 
 
-def _why_no_kernels() -> str:
+def _why_no_kernels(index: int) -> str:
     """Say why the sampler does not run as kernels; the graphs of the bundle may instead."""
     try:
+        from outrider.engines.device.cuda import compute_capability
         from outrider.engines.device.sampling.kernels.compiled import why_no_compiler
     except ImportError:
         return "cuda-bindings is not installed"
-    return why_no_compiler()
+    try:
+        return why_no_compiler(compute_capability(index))
+    except EngineError as error:
+        return str(error)
 
 
 def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:

@@ -98,8 +98,6 @@ class PlanEngine(WithoutCopies):
         self._device = device
         rows = min(rows_of_longest(plan.entry.profiles) for plan in self._plans)
         self.limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
-        # What reads by lengths takes no longer in a larger cache, and other addresses would end all recordings.
-        self._never_shrinks = device.kind != CPU and LENGTHS in self._plans[0].inputs
         self._cache: PlanCache | None = PlanCache(
             device,
             past_names(model.num_layers),
@@ -110,7 +108,7 @@ class PlanEngine(WithoutCopies):
             item_bytes=CACHE_DTYPES[self.precision].itemsize,
             capacity=self._plans[0].entry.capacity,
             # An H200 gave equal bits with NaN beyond lengths; a tree's kernel masks, and the host's answers NaN.
-            reads_lengths=self._never_shrinks and trees is None,
+            reads_lengths=device.kind != CPU and LENGTHS in self._plans[0].inputs and trees is None,
         )
         self.is_row_invariant = is_row_invariant
         self._owns_device = owns_device
@@ -231,7 +229,7 @@ class PlanEngine(WithoutCopies):
         room = GROWTH_ROOM * cache.trim(lengths)
         sizes = (plan.entry.capacity for plan in self._plans)
         capacity = next((size for size in sizes if size >= room), cache.capacity)
-        if capacity < cache.capacity and not self._never_shrinks:
+        if capacity < cache.capacity and not cache.reads_lengths:
             cache.resize(capacity)
 
     def close(self) -> None:

@@ -15,9 +15,10 @@ from outrider.engines.device.base import ALIGNMENT, PlanDevice, Rows
 class PlanCache:
     """Buffers of one model's slots, of texts or of sources, and how many tokens of each slot are valid or written.
 
-    ``pasts`` are graphs' inputs of them, layer by layer: keys, then values. ``presents`` are the outputs. Where
-    ``reads_lengths``, nothing reads beyond a row's length, so that K2 need not hold and only a new text clears what the
-    last one left behind: behind each rejection that would be two memsets a layer and row.
+    ``pasts`` are graphs' inputs of them, layer by layer: keys, then values. ``presents`` are the outputs.
+    Where ``reads_lengths``, nothing reads beyond a row's length. So K2 need not hold, and only a new text clears what
+    the last one left behind: behind each rejection that would be two memsets a layer and row. Nor does a larger cache
+    take longer, so that it need not shrink, which would end all recordings of its addresses.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class PlanCache:
         capacity: int,
         reads_lengths: bool = False,
     ) -> None:
-        self._reads_lengths = reads_lengths
+        self.reads_lengths = reads_lengths
         self.lengths = [0] * max_batch
         self.capacity = capacity
         self._device = device
@@ -132,7 +133,7 @@ class PlanCache:
     def begin_write(self, slot: int, start: int, num_tokens: int) -> None:
         """Clear what lies beyond an extend about to write ``[start, start + num_tokens)``."""
         end = start + num_tokens
-        if start and self._reads_lengths:
+        if start and self.reads_lengths:
             self._written[slot] = max(end, self._written[slot])
             return
         self._clear(slot, end, self._written[slot])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
-from outrider.engines.base import EngineError, Span
+from outrider.engines.base import EngineError, IntArray, Span
 from outrider.engines.device.base import DeviceTensor
 from outrider.engines.device.engine import PlanEngine
 from outrider.engines.device.rounds import DraftError, Round, RoundAnswer, RoundRow, do_nothing
@@ -48,7 +48,9 @@ class DeviceRounds:
         longest = int(gammas.max())
         round_ = self._sampler.begin(rows, gamma=longest) if longest else None
         if round_ is not None:
-            self._propose(asked, round_, longest)
+            depths = _depths(asked, longest)
+            round_.prepare(depths, gammas)
+            self._propose(asked, round_, depths)
         spans = [*_target_spans(asked)]
         given = [] if round_ is None else [*_given_drafts(asked, round_.draft_tokens)]
         logits = self._target.extend_on_device(spans, given)
@@ -68,11 +70,11 @@ class DeviceRounds:
             for (tokens, _), verdict in zip(found, verdicts, strict=True)
         ]
 
-    def _propose(self, asked: Round, round_: DeviceRound, longest: int) -> None:
+    def _propose(self, asked: Round, round_: DeviceRound, depths: Sequence[IntArray]) -> None:
         """Enqueue the draft model's steps and the draws between them."""
         starts = list(asked.draft_starts)
         drawn: DeviceTensor | None = None
-        for depth in range(max(row.gamma for row in asked.rows)):
+        for depth, of_rows in enumerate(depths):
             active = [row for row in asked.rows if row.gamma > depth]
             fed = {row.sampling.slot: _fed(row, starts, depth) for row in active}
             spans = [
@@ -85,11 +87,20 @@ class DeviceRounds:
                 logits = self._draft.extend_on_device(spans, given)
             except EngineError as error:
                 raise DraftError(str(error)) from error
-            # A row that rests writes where no draft token of it lies.
-            depths = [depth if row.gamma > depth else longest for row in asked.rows]
-            drawn = round_.propose(logits, np.array(depths))
+            drawn = round_.propose(logits, of_rows)
             for slot, span in fed.items():
                 starts[slot] += len(span)
+
+
+def _depths(asked: Round, longest: int) -> list[IntArray]:
+    """For each proposal, draft tokens of each row before it.
+
+    A row that rests writes where no draft token of it lies.
+    """
+    return [
+        np.array([depth if row.gamma > depth else longest for row in asked.rows])
+        for depth in range(max(row.gamma for row in asked.rows))
+    ]
 
 
 def _fed(row: RoundRow, starts: Sequence[int], depth: int) -> tuple[int, ...]:

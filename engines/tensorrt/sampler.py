@@ -11,7 +11,7 @@ from outrider.engines.device.base import Call, DeviceTensor
 from outrider.engines.device.cuda import CudaDevice, compute_capability
 from outrider.engines.device.sampling.lists import LIST_LIMITS
 from outrider.engines.device.sampling.plans import check_call, sampler_parts
-from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.device.sampling.sampler import GraphSampler, GraphSet
 from outrider.engines.device.sampling.tensors import KEPT_ROWS, NEW_KEPT_ROWS
 from outrider.engines.tensorrt.api import installed_apis
 from outrider.engines.tensorrt.engine import choose_plans, serving_api
@@ -65,13 +65,16 @@ def open_tensorrt_sampler(bundle: Bundle, device: CudaDevice, *, max_batch: int)
 
     manifest = bundle.manifest
     return GraphSampler(
-        open_graph,
+        GraphSet(
+            open_graph=open_graph,
+            draws_races=True,
+            list_limits=LIST_LIMITS,
+            close=lambda: device.free(scratch),
+        ),
         max_batch=max_batch,
         max_gamma=manifest.max_gamma,
         vocab_size=manifest.target.vocab_size,
         device=device,
-        list_limits=LIST_LIMITS,
-        on_close=lambda: device.free(scratch),
     )
 
 

@@ -16,14 +16,14 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.onnx.session import records_graphs
 from outrider.engines.opening import open_engine
 
-from scripts.gpu.library_log import (
+from scripts.gpu.parity import Part
+from scripts.tools.library_log import (
     VERBOSE,
     WARNINGS,
     log_of_libraries,
     num_memcpys,
     sessions_made_by,
 )
-from scripts.gpu.parity import Part
 
 # The library's own words, with the name of the kernel behind them.
 _ATTENTION = re.compile(r"Attention: using ([^\n(]*)")

@@ -44,7 +44,9 @@ def emulate(
     patch.setattr(outrider.engines.device.sampling.kernels.compiled, "CudaKernels", Kernels)
     missing = "" if has_kernels else "no compiler here"
     patch.setattr(
-        outrider.engines.device.sampling.kernels.compiled, "why_no_compiler", lambda: missing
+        outrider.engines.device.sampling.kernels.compiled,
+        "why_no_compiler",
+        lambda capability: missing,
     )
     trt = emulated_tensorrt(cuda)
     patch.setattr(outrider.engines.device.cuda, "cudart", cuda)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ class DeviceRound:
         rows: those to serve; row b of every tensor is slot ``rows[0].slot - rows[0].index + b``.
         gamma: positions, less one.
         race_noise: where shared exponentials come from; None for the graph that draws them.
-        has_kernels: see ``GraphSampler``.
+        has_kernels: see ``GraphSet.are_kernels``.
 
     Raises:
         EngineError: more draft tokens than probabilities can be kept for.
@@ -71,6 +71,21 @@ class DeviceRound:
             has_lists = any(row.params.has_processors for row in rows)
         self._feeds = describe(rows, self._shape, self._variant, has_lists=has_lists)
         self._draft_tokens: HostArray | DeviceTensor = self._feeds[names.DRAFT_TOKENS]
+        self._prepared: list[Mapping[str, DeviceTensor]] = []
+
+    def prepare(self, proposals: Sequence[IntArray], gammas: IntArray) -> None:
+        """Upload in one piece what all calls to come read from the host, instead of a piece with each.
+
+        Args:
+            proposals: ``depths`` of each call of ``propose``, in their order.
+            gammas: of the call of ``judge``.
+        """
+        calls = [*map(self._proposal, proposals), self._judgement(gammas)]
+        # What calls share, such as lists, is one array.
+        placed = self._runner.upload({str(id(a)): a for feeds in calls for a in feeds.values()})
+        self._prepared = [
+            {name: placed[str(id(array))] for name, array in feeds.items()} for feeds in calls
+        ]
 
     def propose(self, logits: Logits, depths: IntArray) -> DeviceTensor:
         """Draw one draft token per row; the next call and ``judge`` see it.
@@ -82,9 +97,8 @@ class DeviceRound:
         Returns:
             [B, 1] int64 on the device: what the draft model is fed next.
         """
-        feeds = describe_proposal(self._feeds, self._rows, self._shape, self._noise, depths)
-        spans = [range(depth, depth + 1) for depth in depths.tolist()]
-        outputs = self._run(names.propose_file(self._variant), logits, feeds, spans)
+        feeds = self._prepared.pop(0) if self._prepared else self._proposal(depths)
+        outputs = self._run(names.propose_file(self._variant), logits, feeds, _behind(depths))
         self._draft_tokens = outputs[names.NEW_DRAFT_TOKENS]
         return outputs[names.NEXT_TOKENS]
 
@@ -98,9 +112,8 @@ class DeviceRound:
         Returns:
             [B, 4 + R] int64 on the device; see ``receive``.
         """
-        feeds = describe_judgement(self._feeds, self._rows, self._shape, self._noise, gammas)
-        spans = [range(gamma + 1) for gamma in gammas.tolist()]
-        outputs = self._run(names.judge_file(self._variant), logits, feeds, spans)
+        feeds = self._prepared.pop(0) if self._prepared else self._judgement(gammas)
+        outputs = self._run(names.judge_file(self._variant), logits, feeds, _up_to(gammas))
         return outputs[names.ANSWERS]
 
     def send(self, answers: DeviceTensor) -> PendingDownload:
@@ -152,18 +165,37 @@ class DeviceRound:
             add_tops(verdict, row, tops) for row, verdict in zip(self._rows, verdicts, strict=True)
         ]
 
+    def _proposal(self, depths: IntArray) -> Feeds:
+        """What a proposal reads from the host."""
+        feeds = describe_proposal(self._feeds, self._rows, self._shape, self._noise, depths)
+        return feeds | self._addresses(_behind(depths), 1)
+
+    def _judgement(self, gammas: IntArray) -> Feeds:
+        """What the judgement reads from the host."""
+        feeds = describe_judgement(self._feeds, self._rows, self._shape, self._noise, gammas)
+        return feeds | self._addresses(_up_to(gammas), self._shape.num_positions)
+
+    def _addresses(self, spans: Sequence[range], width: int) -> Feeds:
+        """Where in the shared noise kernels draw races; ``spans`` are the depths at which each row may race."""
+        if not self._has_kernels or self._variant is not Variant.RACE:
+            return {}
+        return race_addresses(self._rows, self._shape, spans, width)
+
     def _run(
-        self, file: str, logits: Logits, feeds: Feeds, spans: Sequence[range]
+        self,
+        file: str,
+        logits: Logits,
+        feeds: Mapping[str, HostArray | DeviceTensor],
+        spans: Sequence[range],
     ) -> dict[str, DeviceTensor]:
         """Run a graph on logits; ``spans`` are the depths at which each row may race."""
-        given = {**feeds, names.LOGITS: logits, names.DRAFT_TOKENS: self._draft_tokens}
-        if self._variant is Variant.RACE:
+        given = {**feeds, names.LOGITS: logits}
+        if not isinstance(self._draft_tokens, np.ndarray):
+            given[names.DRAFT_TOKENS] = self._draft_tokens
+        if self._variant is Variant.RACE and not self._has_kernels:
             is_judging = file == names.judge_file(self._variant)
             width = self._shape.num_positions if is_judging else 1
-            if self._has_kernels:
-                given |= race_addresses(self._rows, self._shape, spans, width)
-            else:
-                given[names.RACES] = self._races(spans, width)
+            given[names.RACES] = self._races(spans, width)
         slot = self._rows[0].slot - self._rows[0].index
         return self._runner.run(file, given, slot=slot, num_rows=self.num_rows)
 
@@ -174,3 +206,13 @@ class DeviceRound:
         addresses = race_addresses(self._rows, self._shape, spans, width)
         outputs = self._runner.run(names.NOISE_FILE, addresses, slot=0, num_rows=self.num_rows)
         return outputs[names.RACES]
+
+
+def _behind(depths: IntArray) -> list[range]:
+    """The one depth of each row at which a proposal draws."""
+    return [range(depth, depth + 1) for depth in depths.tolist()]
+
+
+def _up_to(gammas: IntArray) -> list[range]:
+    """The depths of each row that are judged."""
+    return [range(gamma + 1) for gamma in gammas.tolist()]

@@ -76,6 +76,10 @@ class SamplerRunner:
         # Made when a graph first wants it: greedy and retrieved drafts never do.
         self._kept: int | None = None
 
+    def upload(self, arrays: Mapping[str, HostArray]) -> dict[str, DeviceTensor]:
+        """Enqueue a copy of arrays in one piece; they stay on the device until the next wait."""
+        return self._uploads.put(arrays)
+
     def run(
         self,
         file: str,
@@ -100,7 +104,8 @@ class SamplerRunner:
         graph = self._graphs[file]
         arrays = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
         tensors = {name: value for name, value in feeds.items() if isinstance(value, DeviceTensor)}
-        tensors |= self._uploads.put(arrays)
+        if arrays:
+            tensors |= self._uploads.put(arrays)
         positions = next(tensors[name] for name in names.COUNTED if name in tensors).shape[1]
         sizes = {
             name: names.output_size(

@@ -15,8 +15,7 @@ Not thread-safe: the thread that owns the engines owns it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from outrider.engines.base import EngineError, FloatArray
@@ -29,55 +28,61 @@ from outrider.engines.sampling.base import SamplingParams, SamplingRow, Verdict
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSet:
+    """The graphs of a sampler, whatever library runs them.
+
+    Attributes:
+        open_graph: loads one of them by its file name.
+        draws_races: whether the noise of shared races, V numbers per position, is drawn on the device, whose words are
+            the host's to the bit, and is never uploaded.
+        are_kernels: whether they read lists only where a row has any, and draw races themselves, not by a graph.
+        list_limits: longest lists of parameters that they take, by axis; empty for any.
+        close: frees what they share, behind the last graph's end.
+    """
+
+    open_graph: Callable[[str], SamplerGraph]
+    draws_races: bool
+    are_kernels: bool = False
+    list_limits: Mapping[str, int] = field(default_factory=dict)
+    close: Callable[[], None] = lambda: None
+
+
 class GraphSampler:
-    """Implements ``engines.sampling.base.Sampler`` with the graphs of ``export.sampler_graphs``.
+    """Implements ``engines.sampling.base.Sampler`` with the graphs of ``export.sampler_graphs``, or with kernels.
 
     Args:
-        open_graph: loads one of the graphs by its file name.
+        graphs: they; closed with the sampler.
         max_batch: slots, an upper bound of ``SamplingRow.slot``.
         max_gamma: draft tokens of a row at most; the one the graphs were made for.
         vocab_size: V of the target, likewise.
         device: where they run, together with the engines; stays the caller's.
         noise: where random numbers come from.
-        draws_races: whether the noise of shared races, V numbers per position, is drawn by a graph
-            instead of ``noise``, whose words it has to the bit, and is never uploaded. None: except
-            on the host, where the graph takes 385 ms at V = 151,936 and numpy 0.4.
-        list_limits: longest lists of parameters that the graphs take, by axis; empty for any.
-        has_kernels: whether the graphs are kernels: they read lists only where a row has any, truncate in every
-            variant, and draw races themselves.
-        on_close: called behind the last graph's end: frees what they share.
     """
 
     def __init__(
         self,
-        open_graph: Callable[[str], SamplerGraph],
+        graphs: GraphSet,
         *,
         max_batch: int,
         max_gamma: int,
         vocab_size: int,
         device: PlanDevice,
         noise: NoiseSource | None = None,
-        draws_races: bool | None = None,
-        list_limits: Mapping[str, int] = MappingProxyType({}),
-        has_kernels: bool = False,
-        on_close: Callable[[], None] = lambda: None,
     ) -> None:
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
+        self._graphs = graphs
         self._runner = SamplerRunner(
-            open_graph,
+            graphs.open_graph,
             max_batch=max_batch,
             depth=names.kept_depth(max_gamma),
             vocab_size=vocab_size,
             device=device,
         )
-        self._list_limits = list_limits
-        self._has_kernels = has_kernels
-        self._on_close = on_close
-        self._draws_races = device.kind != "cpu" if draws_races is None else draws_races
 
     def why_not(self, params: SamplingParams) -> str:
         """Say why rows with these parameters cannot be sampled here; empty where they can."""
-        return why_not(params, self._list_limits)
+        return why_not(params, self._graphs.list_limits)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -142,17 +147,17 @@ class GraphSampler:
     def close(self) -> None:
         """Free the device's memory."""
         self._runner.close()
-        self._on_close()
+        self._graphs.close()
 
     def _round(self, rows: Sequence[SamplingRow], gamma: int) -> DeviceRound:
-        noise = None if self._draws_races else self._noise
+        graphs = self._graphs
         return DeviceRound(
             self._runner,
             self._noise,
             rows,
             gamma=gamma,
-            race_noise=noise,
-            has_kernels=self._has_kernels,
+            race_noise=None if graphs.draws_races else self._noise,
+            has_kernels=graphs.are_kernels,
         )
 
 

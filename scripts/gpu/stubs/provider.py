@@ -20,7 +20,7 @@ from outrider.engines.device.base import Call, DeviceTensor, HostDevice
 from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session
 
-from scripts.gpu.library_log import WARNINGS, log_of_libraries, num_memcpys, sessions_made_by
+from scripts.tools.library_log import WARNINGS, log_of_libraries, num_memcpys, sessions_made_by
 
 _TYPES = {
     "tensor(int64)": np.int64,

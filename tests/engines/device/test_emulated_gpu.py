@@ -86,7 +86,7 @@ def scheduled(request: pytest.FixtureRequest) -> Iterator[EmulatedCuda]:
 def sampled_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What samples on the device; of a GPU that is there already."""
     missing = "" if request.param == "kernels" else "no compiler here"
-    monkeypatch.setattr(compiled, "why_no_compiler", lambda: missing)
+    monkeypatch.setattr(compiled, "why_no_compiler", lambda capability: missing)
     return str(request.param)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from outrider.engines.base import EngineError
@@ -93,7 +95,7 @@ def test_rows_whose_laws_the_graphs_do_not_take_are_the_hosts(folders) -> None:
     """Of two rows in one batch, each gets the very answer of its own sampler."""
     sizes = {"max_batch": 2, "max_gamma": MAX_GAMMA, "vocab_size": V}
     graphs, host = open_onnx_sampler(folders(V), **sizes), CpuSampler(**sizes)
-    graphs._list_limits = {"num_allowed": 2}
+    graphs._graphs = replace(graphs._graphs, list_limits={"num_allowed": 2})
     mixed = MixedSampler(graphs, host)
     laws = [SamplingParams(allowed_token_ids=ids, top_k=2) for ids in ((1, 2), (1, 2, 3))]
     assert [bool(graphs.why_not(params)) for params in laws] == [False, True]

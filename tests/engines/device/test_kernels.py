@@ -188,7 +188,7 @@ def test_it_compiles_for_every_gpu_without_spilling(
     compute_capability: str, tmp_path: Path
 ) -> None:
     kernels = pytest.importorskip("outrider.engines.device.sampling.kernels.compiled")
-    if reason := kernels.why_no_compiler():
+    if reason := kernels.why_no_compiler(compute_capability):
         pytest.skip(reason)
     code = tmp_path / "sampler.cubin"
     code.write_bytes(kernels.compile_kernels(compute_capability))

@@ -116,8 +116,9 @@ def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
     stream, prompt = decoding_beside_a_prompt(device, "order")
     traffic = device.pair.memory.traffic
     log = Log(monkeypatch, device)
-    # Three draft steps and their draws, the target, the judgement; each with its upload.
-    launch = ["upload", "run"] * 8
+    # What the sampler reads. Three draft steps and their draws, the target, the judgement; each draw with its noise,
+    # which the host draws here.
+    launch = ["upload", *["upload", "run"] * 8]
     for _ in range(3):
         log.words.clear()
         before, num_computed = replace(traffic), live(device, prompt).cache.num_computed

@@ -357,10 +357,11 @@ def test_a_step_is_one_copy_to_the_host_and_one_wait(
         assert len(device.tokens(asked[3].request_id)) > num_tokens
         assert memory.traffic.num_waits - before.num_waits == 1
         assert memory.traffic.num_to_host - before.num_to_host == 1
-        # Two graphs per draft token, the target and the judge; each has one upload.
-        runs = library.num_runs - num_runs
-        assert runs == 2 * min(gamma, 4) + 2
-        assert memory.traffic.num_to_device - before.num_to_device == runs
+        # Two graphs per draft token, the target and the judge. Each pass of a model has an upload, and all of the
+        # sampler's calls have one together, but for the noise of races, which the host draws here.
+        assert library.num_runs - num_runs == 2 * gamma + 2
+        num_races = gamma + 1 if mode == STABLE and gamma else 0
+        assert memory.traffic.num_to_device - before.num_to_device == gamma + 2 + num_races
     monkeypatch.undo()
     device.run()
 

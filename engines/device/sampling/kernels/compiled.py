@@ -22,13 +22,15 @@ _OPTIONS: Final = ("--std=c++17", "--fmad=false", f"-DTHREADS={_THREADS}")
 _MAX_ARGUMENTS: Final = 32
 
 
-def why_no_compiler() -> str:
-    """Say why kernels cannot be compiled here; empty where they can."""
+def why_no_compiler(compute_capability: str) -> str:
+    """Say why kernels cannot be compiled here for a GPU; empty where they can."""
     try:
-        status, *_ = nvrtc.nvrtcVersion()
-    except (RuntimeError, OSError) as error:  # the library is loaded when it is first called
-        return f"no compiler of CUDA kernels: {error}; install nvidia-cuda-nvrtc"
-    return "" if not int(status) else f"no compiler of CUDA kernels: {status.name}"
+        known = _checked(nvrtc.nvrtcGetSupportedArchs())
+    except (RuntimeError, EngineError) as error:  # the library is loaded when it is first called
+        return f"no compiler of CUDA kernels: {str(error).splitlines()[0]}"
+    if int(compute_capability.replace(".", "")) not in known:
+        return f"the compiler of CUDA kernels knows no compute capability {compute_capability}"
+    return ""
 
 
 def compile_kernels(compute_capability: str) -> bytes:

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 from outrider.engines.device.base import DeviceTensor, PlanDevice
 from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.sampling.sampler import GraphSampler
+from outrider.engines.device.sampling.sampler import GraphSampler, GraphSet
 from outrider.engines.device.sampling.tensors import Variant
 from outrider.engines.sampling.noise import NoiseSource
 
@@ -51,6 +51,7 @@ class Scratch:
         pointer, size = self._pieces.get(name, (_NONE, 0))
         if size < num_bytes:
             if pointer:
+                del self._pieces[name]
                 self._device.free(pointer)
             pointer = self._device.allocate(num_bytes)
             self._pieces[name] = (pointer, num_bytes)
@@ -161,17 +162,14 @@ def open_kernel_sampler(
         scratch.free()
         kernels.close()
 
-    return GraphSampler(
-        lambda file: KernelGraph(kernels, scratch, file, vocab_size),
-        max_batch=max_batch,
-        max_gamma=max_gamma,
-        vocab_size=vocab_size,
-        device=device,
-        noise=noise,
+    graphs = GraphSet(
+        open_graph=lambda file: KernelGraph(kernels, scratch, file, vocab_size),
         draws_races=True,
-        has_kernels=True,
-        on_close=free,
+        are_kernels=True,
+        close=free,
     )
+    sizes = {"max_batch": max_batch, "max_gamma": max_gamma, "vocab_size": vocab_size}
+    return GraphSampler(graphs, device=device, noise=noise, **sizes)
 
 
 def _pointers(tensors: Mapping[str, DeviceTensor], *wanted: str) -> list[int]:
