@@ -100,15 +100,15 @@ def test_the_samplers_graphs_are_those_that_were_hashed_whenever_they_are_loaded
 ) -> None:
     """A graph is loaded when it is first used; the folder is overwritten before that."""
     opened = []
-    monkeypatch.setattr(GraphSampler, "__init__", lambda self, graph, **_: opened.append(graph))
+    monkeypatch.setattr(GraphSampler, "__init__", lambda self, graphs, **_: opened.append(graphs))
     pair = open_pair(bundle, sampler="device")
-    (open_graph,) = opened
+    (graphs,) = opened
     files = [path.name for path in (bundle.root / "sampler").iterdir()]
     for file in files:
         (bundle.root / "sampler" / file).write_bytes(b"no graph")
-    assert len([open_graph(file).outputs for file in files]) == len(files) > 3
+    assert len([graphs.open_graph(file).outputs for file in files]) == len(files) > 3
     with pytest.raises(EngineError, match="no such sampler graph"):
-        open_graph("other.onnx")
+        graphs.open_graph("other.onnx")
     for engine in (pair.target, pair.draft):
         engine.close()
 
