@@ -29,7 +29,7 @@ from outrider.engines.sampling.noise import NoiseSource, Purpose
 
 from tests.emulation.kernels.host import _SOURCE, HostKernels, library
 from tests.engines.device.device_laws import TableNoise, logits_of
-from tests.engines.device.test_sampler_laws import DRAFT, HISTORY, LAWS, MAX_ERROR, expected_laws
+from tests.engines.device.test_sampler_laws import LAWS, LOGITS, MAX_ERROR, law_case
 from tests.engines.rows import row_for
 from tests.engines.sampling.mixed_batches import check_mixed_batch, drafted_by, mixed_rows
 
@@ -94,19 +94,11 @@ def laws_of(row, logits, kernels=None):
     return np.eye(vocab_size)[tokens] if row.params.is_greedy else laws[0, 0, :num_positions]
 
 
-@pytest.mark.parametrize("kind", ["random", "tied", "masked"])
+@pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize("name", LAWS)
 def test_every_position_has_the_oracles_law(name: str, kind: str) -> None:
-    params = SamplingParams(**LAWS[name])
-    generator = np.random.default_rng([len(name), len(kind)])
-    logits = generator.normal(scale=2.0, size=(4, 9)).astype(np.float32)
-    if kind == "tied":
-        logits = np.round(logits)
-    if kind == "masked":
-        logits[:, [0, 4]] = -np.inf
-        logits[1, 2] = -3e38
-    row = row_for(DRAFT, params=params, history=HISTORY, num_prompt=4)
-    assert np.abs(laws_of(row, logits) - expected_laws(logits, params)).max() < MAX_ERROR
+    row, logits, expected = law_case(name, kind)
+    assert np.abs(laws_of(row, logits) - expected).max() < MAX_ERROR
 
 
 @pytest.mark.parametrize("top_k", [1, 700, 2999])

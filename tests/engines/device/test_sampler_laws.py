@@ -225,9 +225,11 @@ def expected_laws(logits, params):
     )
 
 
-@pytest.mark.parametrize("kind", ["random", "tied", "masked"])
-@pytest.mark.parametrize("name", LAWS)
-def test_every_position_has_the_oracles_law(adjust, name, kind):
+LOGITS = ("random", "tied", "masked")
+
+
+def law_case(name, kind):
+    """A row with a draft, its logits, and the oracle's laws of its positions."""
     params = SamplingParams(**LAWS[name])
     generator = np.random.default_rng([len(name), len(kind)])
     logits = generator.normal(scale=2.0, size=(4, 9)).astype(np.float32)
@@ -237,7 +239,14 @@ def test_every_position_has_the_oracles_law(adjust, name, kind):
         logits[:, [0, 4]] = -np.inf
         logits[1, 2] = -3e38
     row = row_for(DRAFT, params=params, history=HISTORY, num_prompt=4)
-    assert np.abs(adjust(logits, row) - expected_laws(logits, params)).max() < MAX_ERROR
+    return row, logits, expected_laws(logits, params)
+
+
+@pytest.mark.parametrize("kind", LOGITS)
+@pytest.mark.parametrize("name", LAWS)
+def test_every_position_has_the_oracles_law(adjust, name, kind):
+    row, logits, expected = law_case(name, kind)
+    assert np.abs(adjust(logits, row) - expected).max() < MAX_ERROR
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-38, 1e-3, 1e5, 1e37])
