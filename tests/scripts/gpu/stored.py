@@ -43,7 +43,7 @@ def store_bundle(
         path = out / part / MODEL_FILE
         if weights in ("int8", "int4"):
             checkpoint = open_checkpoint(folder, max_context=manifest.max_context)
-            quantize_file(path, weights, checkpoint.facts)
+            quantize_file(path, weights, checkpoint.model_config)
         elif weights in HALF_TYPES:
             store_halves(path, weights)
         derive_device_graphs(path, precision, with_trees=True)
