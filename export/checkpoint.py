@@ -219,8 +219,8 @@ def _refuse_limits(name: str, model_config: ModelConfig, max_context: int) -> No
     if most < max_context and model_config.changing_rope:
         raise BundleError(
             f"{name}: max_context {max_context} is above {most}, where the angles of rope_type "
-            f"{model_config.changing_rope} change for all tokens, which a graph cannot follow; export with --max-context "
-            f"{most}"
+            f"{model_config.changing_rope} change for all tokens, which a graph cannot follow; export with "
+            f"--max-context {most}"
         )
     if most < max_context:
         raise BundleError(

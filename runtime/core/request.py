@@ -3,8 +3,8 @@
 Invariants between steps, where n is ``sequence.num_known`` and the other counts are of ``cache`` and ``sequence``:
 
 * R1  A decoding request has ``num_computed == n - 1 - num_pending``: the last judged token has no keys yet, nor have
-  those that its constraint forced behind it, which are known without being judged. The first token of an answer may come
-  out of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
+  those that its constraint forced behind it, which are known without being judged. The first token of an answer may
+  come out of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
 * R2  ``draft_computed <= n - 1 - num_pending``: the draft model is fed the last judged token, and what is forced behind
   it, before its next draft.
 * R3  A request holds a slot exactly while it is reading, prefilling or decoding.
