@@ -1,6 +1,6 @@
 """Blocks of GGUF: the integers, scales and minimums that a row of bytes is, and the values that these stand for.
 
-A weight is ``scale * (integer - middle) + minimum``, integers being unsigned. Scales and minimums are of 16 bits, in K
+A weight is ``scale * (integer - middle)`` or ``scale * integer + minimum``, integers being unsigned. Scales and minimums are of 16 bits, in K
 types times an integer of 6 or 8; float32 holds these products exactly.
 
 Source: ggml, ggml-common.h (block_q4_0 and others) and ggml-quants.c (dequantize_row_q4_0 and others).
@@ -12,38 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from outrider.engines.base import FloatArray
 from outrider.export.gguf.file import Bytes, GgufTensor
 
 # Weights that are read at once: those that fit in a core's cache with what they are made of.
 _CHUNK = 1 << 18
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedRows:
-    """Rows of weights as integers.
-
-    Attributes:
-        integers: [rows, K] uint8.
-        middle: the integer that stands for the minimum, or for zero.
-        scales: [rows, K / block] float32.
-        minimums: [rows, K / block] float32; None where all are zero.
-    """
-
-    integers: Bytes
-    middle: int
-    scales: FloatArray
-    minimums: FloatArray | None = None
-
-    def values(self) -> FloatArray:
-        """Return the weights [rows, K] float32, rounded as ggml rounds them."""
-        blocks = self.integers.reshape(*self.scales.shape, -1).astype(np.float32)
-        if self.middle:
-            blocks -= np.float32(self.middle)
-        blocks *= self.scales[..., None]
-        if self.minimums is not None:
-            blocks += self.minimums[..., None]
-        return blocks.reshape(self.integers.shape)
+# Integers, scales and minimums of blocks [...].
+_Parts = tuple[Bytes, FloatArray, FloatArray | None]
 
 
 def _halves(data: Bytes) -> FloatArray:
@@ -62,42 +38,40 @@ def _bits(data: Bytes, width: int) -> Bytes:
     return (data[..., None, :] >> shifts) & np.uint8((1 << width) - 1)
 
 
-def _q4(data: Bytes, num_floats: int) -> QuantizedRows:
+def _q4(data: Bytes, num_floats: int) -> _Parts:
     """Q4_0 and Q4_1: one or two float16, 32 nibbles."""
     floats = _halves(data[..., : 2 * num_floats])
     integers = _nibbles(data[..., 2 * num_floats :])
-    return _of_floats(integers, floats, middle=8)
+    return integers, *_of_floats(floats)
 
 
-def _q5(data: Bytes, num_floats: int) -> QuantizedRows:
+def _q5(data: Bytes, num_floats: int) -> _Parts:
     """Q5_0 and Q5_1: one or two float16, the fifth bits of 32 weights, 32 nibbles."""
     begin = 2 * num_floats
     fifths = np.unpackbits(data[..., begin : begin + 4], axis=-1, bitorder="little")
     integers = _nibbles(data[..., begin + 4 :]) | (fifths << np.uint8(4))
-    return _of_floats(integers, _halves(data[..., :begin]), middle=16)
+    return integers, *_of_floats(_halves(data[..., :begin]))
 
 
-def _of_floats(integers: Bytes, floats: FloatArray, middle: int) -> QuantizedRows:
-    if floats.shape[-1] == 1:
-        return QuantizedRows(integers, middle, floats[..., 0])
-    return QuantizedRows(integers, 0, floats[..., 0], floats[..., 1])
+def _of_floats(floats: FloatArray) -> tuple[FloatArray, FloatArray | None]:
+    return floats[..., 0], floats[..., 1] if floats.shape[-1] > 1 else None
 
 
-def _q8_0(data: Bytes) -> QuantizedRows:
+def _q8_0(data: Bytes) -> _Parts:
     # Signed bytes: flipping the highest bit adds 128.
-    return QuantizedRows(data[..., 2:] ^ np.uint8(128), 128, _halves(data[..., :2])[..., 0])
+    return data[..., 2:] ^ np.uint8(128), _halves(data[..., :2])[..., 0], None
 
 
-def _q4_k(data: Bytes) -> QuantizedRows:
+def _q4_k(data: Bytes) -> _Parts:
     scales, minimums = _k_scales(data[..., :16])
     integers = _bits(data[..., 16:].reshape(*data.shape[:-1], 4, 32), 4)
-    return QuantizedRows(integers, 0, scales, minimums)
+    return integers, scales, minimums
 
 
-def _q5_k(data: Bytes) -> QuantizedRows:
+def _q5_k(data: Bytes) -> _Parts:
     scales, minimums = _k_scales(data[..., :16])
     low = _bits(data[..., 48:].reshape(*data.shape[:-1], 4, 32), 4).reshape(*data.shape[:-1], 8, 32)
-    return QuantizedRows(low | (_bits(data[..., 16:48], 1) << np.uint8(4)), 0, scales, minimums)
+    return low | (_bits(data[..., 16:48], 1) << np.uint8(4)), scales, minimums
 
 
 def _k_scales(data: Bytes) -> tuple[FloatArray, FloatArray]:
@@ -109,15 +83,15 @@ def _k_scales(data: Bytes) -> tuple[FloatArray, FloatArray]:
     return floats[..., :1] * scales, -floats[..., 1:] * minimums
 
 
-def _q6_k(data: Bytes) -> QuantizedRows:
+def _q6_k(data: Bytes) -> _Parts:
     shape = data.shape[:-1]
     low = _bits(data[..., :128].reshape(*shape, 2, 64), 4).reshape(*shape, 2, 4, 32)
     high = _bits(data[..., 128:192].reshape(*shape, 2, 32), 2)
     scales = data[..., 192:208].view(np.int8) * _halves(data[..., 208:])
-    return QuantizedRows(low | (high << np.uint8(4)), 32, scales)
+    return low | (high << np.uint8(4)), scales, None
 
 
-def _q3_k(data: Bytes) -> QuantizedRows:
+def _q3_k(data: Bytes) -> _Parts:
     shape = data.shape[:-1]
     low = _bits(data[..., 32:96].reshape(*shape, 2, 32), 2).reshape(*shape, 8, 32)
     packed = data[..., 96:108].reshape(*shape, 3, 4)
@@ -125,57 +99,118 @@ def _q3_k(data: Bytes) -> QuantizedRows:
     two = _bits(packed[..., 2, :], 2).reshape(*shape, 16)
     sixes = (four | (two << np.uint8(4))).astype(np.float32) - np.float32(32)
     integers = low | (_bits(data[..., :32], 1) << np.uint8(2))
-    return QuantizedRows(integers, 4, sixes * _halves(data[..., 108:]))
+    return integers, sixes * _halves(data[..., 108:]), None
 
 
-def _q2_k(data: Bytes) -> QuantizedRows:
+def _q2_k(data: Bytes) -> _Parts:
     floats = _halves(data[..., 80:])
     packed = data[..., :16]
     integers = _bits(data[..., 16:80].reshape(*data.shape[:-1], 2, 32), 2)
-    return QuantizedRows(
-        integers, 0, floats[..., :1] * (packed & 15), -floats[..., 1:] * (packed >> 4)
-    )
+    return integers, floats[..., :1] * (packed & 15), -floats[..., 1:] * (packed >> 4)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlockType:
     """How a type's bytes are read, and stored.
 
     Attributes:
-        num_bytes: of a block.
-        decode: makes blocks [..., bytes] integers, whose axes are not those of rows yet.
-        bits: integers that hold its own, 4 or 8; None where they are not kept.
+        num_bytes: that are read at once.
+        decode: makes integers, scales and minimums of such bytes [..., bytes].
+        width: bits of an integer.
+        size: weights that share a scale.
+        has_minimums: whether a block's lowest integer stands for a number of its own.
+        is_kept: whether it may be stored as it is.
     """
 
     num_bytes: int
-    decode: Callable[[Bytes], QuantizedRows]
-    bits: int | None
+    decode: Callable[[Bytes], _Parts]
+    width: int
+    size: int = 32
+    has_minimums: bool = False
+    is_kept: bool = True
+
+    @property
+    def bits(self) -> int:
+        """Return the bits that hold an integer in a graph, 4 or 8."""
+        return 4 if self.width <= 4 else 8
+
+    @property
+    def middle(self) -> int:
+        """Return the middle of the integers: what stands for zero where a type has no minimums."""
+        return 1 << (self.width - 1)
 
 
 BLOCK_TYPES = {
-    "Q4_0": BlockType(18, lambda data: _q4(data, 1), 4),
-    "Q4_1": BlockType(20, lambda data: _q4(data, 2), 4),
-    "Q5_0": BlockType(22, lambda data: _q5(data, 1), 8),
-    "Q5_1": BlockType(24, lambda data: _q5(data, 2), 8),
-    "Q8_0": BlockType(34, _q8_0, 8),
-    "Q2_K": BlockType(84, _q2_k, None),
-    "Q3_K": BlockType(110, _q3_k, 4),
-    "Q4_K": BlockType(144, _q4_k, 4),
-    "Q5_K": BlockType(176, _q5_k, 8),
-    "Q6_K": BlockType(210, _q6_k, 8),
+    "Q4_0": BlockType(num_bytes=18, decode=lambda data: _q4(data, 1), width=4),
+    "Q4_1": BlockType(num_bytes=20, decode=lambda data: _q4(data, 2), width=4, has_minimums=True),
+    "Q5_0": BlockType(num_bytes=22, decode=lambda data: _q5(data, 1), width=5),
+    "Q5_1": BlockType(num_bytes=24, decode=lambda data: _q5(data, 2), width=5, has_minimums=True),
+    "Q8_0": BlockType(num_bytes=34, decode=_q8_0, width=8),
+    "Q2_K": BlockType(
+        num_bytes=84, decode=_q2_k, width=2, size=16, has_minimums=True, is_kept=False
+    ),
+    "Q3_K": BlockType(num_bytes=110, decode=_q3_k, width=3, size=16),
+    "Q4_K": BlockType(num_bytes=144, decode=_q4_k, width=4, has_minimums=True),
+    "Q5_K": BlockType(num_bytes=176, decode=_q5_k, width=5, has_minimums=True),
+    "Q6_K": BlockType(num_bytes=210, decode=_q6_k, width=6, size=16),
 }
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
 
-def decode(kind: str, rows: Bytes) -> QuantizedRows:
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """Rows of weights as integers.
+
+    Attributes:
+        form: of their type.
+        integers: [rows, K] uint8.
+        scales: [rows, K / block] float32.
+        minimums: [rows, K / block] float32; None where the type has none.
+    """
+
+    form: BlockType
+    integers: Bytes
+    scales: FloatArray
+    minimums: FloatArray | None
+
+    def values(self) -> FloatArray:
+        """Return the weights [rows, K] float32, rounded as ggml rounds them."""
+        blocks = self.integers.reshape(*self.scales.shape, -1).astype(np.float32)
+        if self.minimums is None:
+            blocks -= np.float32(self.form.middle)
+        blocks *= self.scales[..., None]
+        if self.minimums is not None:
+            blocks += self.minimums[..., None]
+        return blocks.reshape(self.integers.shape)
+
+    def signed(self) -> npt.NDArray[np.int8]:
+        """Return integers [rows, K] less the middle of their range."""
+        return (self.integers - np.uint8(self.form.middle)).view(np.int8)
+
+    def zeros(self) -> FloatArray:
+        """Return what signed integers of zero stand for, [rows, K / block] float32, of a type with minimums."""
+        assert self.minimums is not None
+        return self.minimums + np.float32(self.form.middle) * self.scales
+
+
+def decode(kind: str, data: Bytes) -> QuantizedRows:
     """Return rows [rows, bytes] of a type of ``BLOCK_TYPES`` as integers."""
-    num_rows, form = len(rows), BLOCK_TYPES[kind]
-    found = form.decode(np.ascontiguousarray(rows).reshape(num_rows, -1, form.num_bytes))
-    minimums = found.minimums
-    return QuantizedRows(
-        found.integers.reshape(num_rows, -1),
-        found.middle,
-        found.scales.reshape(num_rows, -1),
+    form, num_rows = BLOCK_TYPES[kind], len(data)
+    step = max(1, _CHUNK // (2 * data.shape[1]))
+    chunks = [data[begin : begin + step] for begin in range(0, num_rows, step)]
+    parts = [_decode_some(form, chunk) for chunk in chunks]
+    integers, scales, minimums = zip(*parts, strict=True)
+    whole = None if minimums[0] is None else np.concatenate(minimums)
+    return QuantizedRows(form, np.concatenate(integers), np.concatenate(scales), whole)
+
+
+def _decode_some(form: BlockType, data: Bytes) -> _Parts:
+    num_rows = len(data)
+    blocks = np.ascontiguousarray(data).reshape(num_rows, -1, form.num_bytes)
+    integers, scales, minimums = form.decode(blocks)
+    return (
+        integers.reshape(num_rows, -1),
+        scales.reshape(num_rows, -1),
         None if minimums is None else minimums.reshape(num_rows, -1),
     )
 
@@ -194,6 +229,7 @@ def read_values(tensor: GgufTensor) -> FloatArray:
         elif tensor.kind == "BF16":
             found = (chunk.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
         else:
-            found = decode(tensor.kind, chunk).values()
+            form = BLOCK_TYPES[tensor.kind]
+            found = QuantizedRows(form, *_decode_some(form, chunk)).values()
         out[begin : begin + step] = found
     return values

@@ -24,11 +24,14 @@ from outrider.export.gguf.architectures import (
 from outrider.export.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES, QuantizedRows, decode, read_values
 from outrider.export.gguf.file import GgufFile, GgufTensor, read_gguf
 from outrider.export.gguf.tokenizer import read_tokens, write_tokens
+from outrider.export.weights.packed.matrices import PACKED_KINDS
 from safetensors.torch import save_file
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 GGUF = "gguf"
 """Kind of weights that are stored in the blocks of a GGUF file."""
+KEPT_KINDS = frozenset({*PACKED_KINDS, GGUF})
+"""Kinds of weights that are stored as the checkpoint has them."""
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 _FLOATS = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -152,7 +155,7 @@ class GgufWeights:
             BundleError: names the first.
         """
         for name, matrix in self.matrices.items():
-            if BLOCK_TYPES[matrix.tensor.kind].bits is None:
+            if not BLOCK_TYPES[matrix.tensor.kind].is_kept:
                 raise BundleError(
                     f"{self.file.name}: {name} of type {matrix.tensor.kind} is not kept as it is; say what its weights "
                     "become, for example --weights int8"
