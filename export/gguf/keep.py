@@ -5,7 +5,8 @@ the look-up of tokens. Ensures the file's own integers instead, and nothing of a
 
     y = x W        DequantizeLinear and MatMul in blocks along K, which ONNX Runtime fuses to MatMulNBits
                    + (sums of x over blocks) O, where a type has minimums: O [K / block, N] is what a block's zero is
-    embedding      rows of integers, scales and minimums are gathered, then multiplied and added: the file's very values
+    embedding      rows of integers, scales and minimums are gathered, multiplied and added: the very values;
+                   columns of the head's own where both are one matrix of 8 bits without minimums
 
 A product of matrices side by side whose types differ becomes one product for each run of equal types, and a Concat.
 """
@@ -26,29 +27,37 @@ from outrider.export.weights.blocks import split_gemms
 from outrider.export.weights.stored import StoredTensor
 
 _NIBBLE = 16.0
+_MOVING = ("Gather", "Transpose")
 
 
 def keep_blocks(graph: ir.Graph) -> int:
-    """Store the matrices of a graph in place as their file has them; return how many nodes read such."""
+    """Store the matrices of a graph in place as their file has them; return how many nodes read such.
+
+    Matrices that no product and no look-up reads as they are stay float32.
+    """
     split_gemms(graph)
-    count = 0
-    for node in list(graph):
-        if node.op_type == "MatMul":
-            matrices = _matrices(node.inputs[1])
-            if matrices:
-                _keep_product(graph, node, matrices, f"weight_{count}")
-                count += 1
-        elif node.op_type == "Gather":
-            matrices = _matrices(node.inputs[0], is_turned=False)
-            if len(matrices) == 1:
-                _keep_rows(graph, node, matrices[0], f"embedding_{count}")
-                count += 1
+    products = [(node, _matrices(node.inputs[1])) for node in graph if node.op_type == "MatMul"]
+    lookups = [
+        (node, _matrices(node.inputs[0], is_turned=False))
+        for node in graph
+        if node.op_type == "Gather"
+    ]
+    heads: dict[int, list[ir.Value]] = {}
+    for number, (node, matrices) in enumerate(products):
+        if matrices:
+            stored = _keep_product(graph, node, matrices, f"weight_{number}")
+            if len(matrices) == 1 and len(stored) == 2 and stored[0].dtype is ir.DataType.INT8:
+                heads[id(matrices[0])] = stored
+    for number, (node, matrices) in enumerate(lookups):
+        if len(matrices) == 1:
+            head = heads.get(id(matrices[0]))
+            _Lookup(graph, node, matrices[0], f"embedding_{number}").keep(head)
     drop_unused(graph)
-    return count
+    return sum(bool(matrices) for _, matrices in (*products, *lookups))
 
 
 def _matrices(value: ir.Value | None, *, is_turned: bool = True) -> Sequence[GgufMatrix]:
-    """Return the matrices behind a value, side by side as [K, N] or, not turned, as rows; empty where there are none."""
+    """Return the matrices behind a value, side by side as [K, N], or as rows; empty where there are none."""
     producer = None if value is None else value.producer()
     if producer is not None and producer.op_type == "Transpose":
         value, is_turned = producer.inputs[0], not is_turned
@@ -89,19 +98,22 @@ class _Run:
 
 def _keep_product(
     graph: ir.Graph, node: ir.Node, matrices: Sequence[GgufMatrix], name: str
-) -> None:
+) -> list[ir.Value]:
+    """Return the constants of all products that one becomes."""
     left, old = node.inputs[0], node.outputs[0]
     assert left is not None
     runs = [
         _Run(list(group)) for _, group in groupby(matrices, lambda one: _form(one.tensor.kind))
     ]
     tape = _Tape(graph, node, name)
-    parts = [_product(tape, left, run, number) for number, run in enumerate(runs)]
+    stored: list[ir.Value] = []
+    parts = [_product(tape, left, run, stored) for run in runs]
     made = parts[0]
     if len(parts) > 1:
         made = tape.add("Concat", parts, old.shape, {"axis": -1})
     take_over(old, made)
     graph.remove(node, safe=True)
+    return stored
 
 
 def _form(kind: str) -> tuple[object, ...]:
@@ -109,18 +121,20 @@ def _form(kind: str) -> tuple[object, ...]:
     return form.bits, form.size, form.has_minimums
 
 
-def _product(tape: _Tape, left: ir.Value, run: _Run, number: int) -> ir.Value:
-    name = f"{tape.name}.{number}"
+def _product(tape: _Tape, left: ir.Value, run: _Run, stored: list[ir.Value]) -> ir.Value:
+    """Return the product with a run's matrices; its constants are added to those stored."""
+    name = f"{tape.name}.{len(stored)}"
     kind = ir.DataType.INT4 if run.bits == 4 else ir.DataType.INT8
-    stored = [
-        put_tensor(tape.graph, run.lazily(kind, QuantizedRows.signed, f"{name}.q")),
-        put_tensor(
-            tape.graph, run.lazily(ir.DataType.FLOAT, lambda rows: rows.scales, f"{name}.scale")
-        ),
-    ]
+
+    def put(kind: ir.DataType, read: Callable[[QuantizedRows], Any], part: str) -> ir.Value:
+        stored.append(put_tensor(tape.graph, run.lazily(kind, read, f"{name}.{part}")))
+        return stored[-1]
+
+    integers = put(kind, QuantizedRows.signed, "q")
+    scales = put(ir.DataType.FLOAT, _scales, "scale")
     shape = ir.Shape([run.num_rows, run.num_columns])
     blocks = {"axis": 0, "block_size": run.size}
-    restored = tape.add("DequantizeLinear", stored, shape, blocks)
+    restored = tape.add("DequantizeLinear", [integers, scales], shape, blocks)
     axes = [] if left.shape is None else list(left.shape)[:-1]
     result = ir.Shape([*axes, run.num_columns])
     product = tape.add("MatMul", [left, restored], result)
@@ -132,60 +146,92 @@ def _product(tape: _Tape, left: ir.Value, run: _Run, number: int) -> ir.Value:
     sums = tape.add(
         "ReduceSum", [in_blocks, tape.number([-1])], ir.Shape([*axes, count]), {"keepdims": 0}
     )
-    zeros = put_tensor(tape.graph, run.lazily(ir.DataType.FLOAT, QuantizedRows.zeros, f"{name}.zero"))
+    zeros = put(ir.DataType.FLOAT, QuantizedRows.zeros, "zero")
     offset = tape.add("MatMul", [sums, zeros], result)
     return tape.add("Add", [product, offset], result)
 
 
-def _keep_rows(graph: ir.Graph, node: ir.Node, matrix: GgufMatrix, name: str) -> None:
-    """Look tokens up among rows of integers, two to a byte where they are of 4 bits: the first of K and the last."""
-    ids, old = node.inputs[1], node.outputs[0]
-    assert ids is not None
-    run, tape = _Run([matrix]), _Tape(graph, node, name)
-    axes = [] if ids.shape is None else list(ids.shape)
-    width, count = run.num_rows, run.num_rows // run.size
-    whole = ir.Shape([*axes, width])
+class _Lookup:
+    """Looks tokens up among rows of integers, instead of a node that gathers rows of float32."""
 
-    def gathered(
-        kind: ir.DataType, length: int, read: Callable[[QuantizedRows], Any], part: str
+    def __init__(self, graph: ir.Graph, node: ir.Node, matrix: GgufMatrix, name: str) -> None:
+        ids = node.inputs[1]
+        assert ids is not None
+        self._graph, self._node, self._ids, self._matrix = graph, node, ids, matrix
+        self._run, self._tape = _Run([matrix]), _Tape(graph, node, name)
+        self._axes = [] if ids.shape is None else list(ids.shape)
+        self._count = self._run.num_rows // self._run.size
+
+    def keep(self, head: Sequence[ir.Value] | None) -> None:
+        """Gather from constants of its own or, where given, from the head's [K, N] and [K / block, N]."""
+        run, tape, width = self._run, self._tape, self._run.num_rows
+        if head is None:
+            integers = self._integers()
+            parts = [self._rows(ir.DataType.FLOAT, self._count, _scales, "scale")]
+            if run.has_minimums:
+                parts.append(self._rows(ir.DataType.FLOAT, self._count, _minimums, "minimum"))
+        else:
+            integers = tape.float32(self._columns(head[0]))
+            parts = [self._columns(head[1])]
+        value = self._reshaped(integers, self._count, run.size)
+        for op_type, part in zip(("Mul", "Add"), parts, strict=False):
+            spread = tape.add(
+                "Unsqueeze", [part, tape.number([-1])], ir.Shape([*self._axes, self._count, 1])
+            )
+            value = tape.add(op_type, [value, spread], value.shape)
+        take_over(self._node.outputs[0], self._reshaped(value, width))
+        self._graph.remove(self._node, safe=True)
+
+    def _integers(self) -> ir.Value:
+        """Return float32 [..., K]; of 4 bits two lie in a byte, one of the first half of K and one of the last."""
+        tape, width, kind = self._tape, self._run.num_rows, ir.DataType.UINT8
+        if self._run.bits == 4:
+            pairs = tape.float32(self._rows(kind, width // 2, _paired, "q"))
+            shifted = tape.add("Mul", [pairs, tape.number(1 / _NIBBLE)], pairs.shape)
+            high = tape.add("Floor", [shifted], pairs.shape)
+            raised = tape.add("Mul", [high, tape.number(_NIBBLE)], pairs.shape)
+            low = tape.add("Sub", [pairs, raised], pairs.shape)
+            whole = ir.Shape([*self._axes, width])
+            found = tape.add("Concat", [low, high], whole, {"axis": -1})
+        else:
+            found = tape.float32(self._rows(kind, width, lambda rows: rows.integers, "q"))
+        if self._run.has_minimums:
+            return found
+        middle = float(BLOCK_TYPES[self._matrix.tensor.kind].middle)
+        return tape.add("Sub", [found, tape.number(middle)], found.shape)
+
+    def _rows(
+        self, kind: ir.DataType, length: int, read: Callable[[QuantizedRows], Any], part: str
     ) -> ir.Value:
         tensor = ir.LazyTensor(
-            lambda: ir.tensor(np.ascontiguousarray(read(matrix.rows()))),
+            lambda: ir.tensor(np.ascontiguousarray(read(self._matrix.rows()))),
             kind,
-            ir.Shape([run.num_columns, length]),
-            name=f"{name}.{part}",
+            ir.Shape([self._run.num_columns, length]),
+            name=f"{self._tape.name}.{part}",
         )
-        return tape.add("Gather", [put_tensor(graph, tensor), ids], ir.Shape([*axes, length]))
+        stored = put_tensor(self._graph, tensor)
+        return self._tape.add("Gather", [stored, self._ids], ir.Shape([*self._axes, length]))
 
-    if run.bits == 4:
-        pairs = tape.float32(gathered(ir.DataType.UINT8, width // 2, _paired, "q"))
-        halves = pairs.shape
-        tens = tape.add("Mul", [pairs, tape.number(1 / _NIBBLE)], halves)
-        high = tape.add("Floor", [tens], halves)
-        both = tape.add("Mul", [high, tape.number(_NIBBLE)], halves)
-        low = tape.add("Sub", [pairs, both], halves)
-        integers = tape.add("Concat", [low, high], whole, {"axis": -1})
-    else:
-        integers = tape.float32(gathered(ir.DataType.UINT8, width, lambda rows: rows.integers, "q"))
-    if not run.has_minimums:
-        middle = float(BLOCK_TYPES[matrix.tensor.kind].middle)
-        integers = tape.add("Sub", [integers, tape.number(middle)], whole)
-    in_blocks = ir.Shape([*axes, count, run.size])
-    value = tape.add(
-        "Reshape", [integers, tape.number([*([0] * len(axes)), count, run.size])], in_blocks
-    )
-    one = ir.Shape([*axes, count, 1])
+    def _columns(self, stored: ir.Value) -> ir.Value:
+        assert stored.shape is not None
+        length, rank = stored.shape[0], len(self._axes)
+        found = self._tape.add(
+            "Gather", [stored, self._ids], ir.Shape([length, *self._axes]), {"axis": 1}
+        )
+        turn = {"perm": [*range(1, rank + 1), 0]}
+        return self._tape.add("Transpose", [found], ir.Shape([*self._axes, length]), turn)
 
-    def spread(read: Callable[[QuantizedRows], Any], part: str) -> ir.Value:
-        found = gathered(ir.DataType.FLOAT, count, read, part)
-        return tape.add("Unsqueeze", [found, tape.number([-1])], one)
+    def _reshaped(self, value: ir.Value, *sizes: int) -> ir.Value:
+        target = self._tape.number([*([0] * len(self._axes)), *sizes])
+        return self._tape.add("Reshape", [value, target], ir.Shape([*self._axes, *sizes]))
 
-    value = tape.add("Mul", [value, spread(lambda rows: rows.scales, "scale")], in_blocks)
-    if run.has_minimums:
-        value = tape.add("Add", [value, spread(lambda rows: rows.minimums, "minimum")], in_blocks)
-    made = tape.add("Reshape", [value, tape.number([*([0] * len(axes)), width])], whole)
-    take_over(old, made)
-    graph.remove(node, safe=True)
+
+def _scales(rows: QuantizedRows) -> Any:
+    return rows.scales
+
+
+def _minimums(rows: QuantizedRows) -> Any:
+    return rows.minimums
 
 
 def _paired(rows: QuantizedRows) -> npt.NDArray[np.uint8]:
@@ -205,12 +251,11 @@ class _Tape:
         op_type: str,
         inputs: Sequence[ir.Value],
         shape: ir.Shape | None,
-        attributes: Mapping[str, int] | None = None,
-        kind: ir.DataType = ir.DataType.FLOAT,
+        attributes: Mapping[str, int | list[int]] | None = None,
     ) -> ir.Value:
-        if op_type == "Gather":
-            assert inputs[0].dtype is not None
-            kind = inputs[0].dtype
+        """Return what a node makes: of the type of its first input where it only moves that, else float32."""
+        kind = inputs[0].dtype if op_type in _MOVING else ir.DataType.FLOAT
+        assert kind is not None
         node = ir.node(op_type, inputs, attributes=attributes)
         made = node.outputs[0]
         made.name, made.type, made.shape = self._next(), ir.TensorType(kind), shape
