@@ -17,7 +17,7 @@ from outrider.engines.base import FloatArray
 from outrider.export.gguf.file import Bytes, GgufTensor
 
 # Weights that are read at once: those that fit in a core's cache with what they are made of.
-_CHUNK = 1 << 18
+_CHUNK = 1 << 17
 # Integers, scales and minimums of blocks [...].
 _Parts = tuple[Bytes, FloatArray, FloatArray | None]
 
@@ -175,13 +175,20 @@ class QuantizedRows:
 
     def values(self) -> FloatArray:
         """Return the weights [rows, K] float32, rounded as ggml rounds them."""
-        blocks = self.integers.reshape(*self.scales.shape, -1).astype(np.float32)
+        made = np.empty(self.integers.shape, np.float32)
+        self.read_into(made)
+        return made
+
+    def read_into(self, out: FloatArray) -> None:
+        """Write the weights to an array [rows, K] float32."""
         if self.minimums is None:
-            blocks -= np.float32(self.form.middle)
+            np.subtract(self.integers, np.float32(self.form.middle), out=out)
+        else:
+            out[:] = self.integers
+        blocks = out.reshape(*self.scales.shape, -1)
         blocks *= self.scales[..., None]
         if self.minimums is not None:
             blocks += self.minimums[..., None]
-        return blocks.reshape(self.integers.shape)
 
     def signed(self) -> npt.NDArray[np.int8]:
         """Return integers [rows, K] less the middle of their range."""
@@ -221,15 +228,18 @@ def read_values(tensor: GgufTensor) -> FloatArray:
     out = values.reshape(len(data), -1)
     step = max(1, _CHUNK // out.shape[1])
     for begin in range(0, len(data), step):
-        chunk = np.ascontiguousarray(data[begin : begin + step])
-        if tensor.kind == "F32":
-            found: FloatArray = chunk.view("<f4")
-        elif tensor.kind == "F16":
-            found = chunk.view("<f2")
-        elif tensor.kind == "BF16":
-            found = (chunk.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
-        else:
-            form = BLOCK_TYPES[tensor.kind]
-            found = QuantizedRows(form, *_decode_some(form, chunk)).values()
-        out[begin : begin + step] = found
+        _read_into(out[begin : begin + step], tensor.kind, data[begin : begin + step])
     return values
+
+
+def _read_into(out: FloatArray, kind: str, data: Bytes) -> None:
+    """Write the values of rows [rows, bytes] to an array [rows, K] float32."""
+    rows = np.ascontiguousarray(data)
+    if kind == "F32":
+        out[:] = rows.view("<f4")
+    elif kind == "F16":
+        out[:] = rows.view("<f2")
+    elif kind == "BF16":
+        out[:] = (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        QuantizedRows(BLOCK_TYPES[kind], *_decode_some(BLOCK_TYPES[kind], rows)).read_into(out)
