@@ -8,7 +8,7 @@ Source: ggml, ggml-common.h (block_q4_0 and others) and ggml-quants.c (dequantiz
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -200,20 +200,26 @@ class QuantizedRows:
         return self.minimums + np.float32(self.form.middle) * self.scales
 
 
-def decode(kind: str, data: Bytes) -> QuantizedRows:
-    """Return rows [rows, bytes] of a type of ``BLOCK_TYPES`` as integers."""
-    form, num_rows = BLOCK_TYPES[kind], len(data)
-    step = max(1, _CHUNK // (2 * data.shape[1]))
-    chunks = [data[begin : begin + step] for begin in range(0, num_rows, step)]
-    parts = [_decode_some(form, chunk) for chunk in chunks]
+def decode(tensor: GgufTensor) -> QuantizedRows:
+    """Return a matrix of a type of ``BLOCK_TYPES`` as integers."""
+    form = BLOCK_TYPES[tensor.kind]
+    parts = [_decode_some(form, data) for _, data in _chunks(tensor)]
     integers, scales, minimums = zip(*parts, strict=True)
     whole = None if minimums[0] is None else np.concatenate(minimums)
     return QuantizedRows(form, np.concatenate(integers), np.concatenate(scales), whole)
 
 
+def _chunks(tensor: GgufTensor) -> Iterator[tuple[slice, Bytes]]:
+    """Yield rows of a tensor as they lie in the file, and which they are."""
+    step = max(1, _CHUNK // tensor.shape[-1])
+    for begin in range(0, tensor.num_rows, step):
+        end = min(begin + step, tensor.num_rows)
+        yield slice(begin, end), tensor.rows(begin, end)
+
+
 def _decode_some(form: BlockType, data: Bytes) -> _Parts:
     num_rows = len(data)
-    blocks = np.ascontiguousarray(data).reshape(num_rows, -1, form.num_bytes)
+    blocks = data.reshape(num_rows, -1, form.num_bytes)
     integers, scales, minimums = form.decode(blocks)
     return (
         integers.reshape(num_rows, -1),
@@ -224,22 +230,20 @@ def _decode_some(form: BlockType, data: Bytes) -> _Parts:
 
 def read_values(tensor: GgufTensor) -> FloatArray:
     """Return a tensor's values [...] float32, of a type of ``BLOCK_TYPES`` or ``FLOAT_TYPES``."""
-    data, values = tensor.data, np.empty(tensor.shape, np.float32)
-    out = values.reshape(len(data), -1)
-    step = max(1, _CHUNK // out.shape[1])
-    for begin in range(0, len(data), step):
-        _read_into(out[begin : begin + step], tensor.kind, data[begin : begin + step])
+    values = np.empty(tensor.shape, np.float32)
+    out = values.reshape(tensor.num_rows, -1)
+    for where, data in _chunks(tensor):
+        _read_into(out[where], tensor.kind, data)
     return values
 
 
 def _read_into(out: FloatArray, kind: str, data: Bytes) -> None:
     """Write the values of rows [rows, bytes] to an array [rows, K] float32."""
-    rows = np.ascontiguousarray(data)
     if kind == "F32":
-        out[:] = rows.view("<f4")
+        out[:] = data.view("<f4")
     elif kind == "F16":
-        out[:] = rows.view("<f2")
+        out[:] = data.view("<f2")
     elif kind == "BF16":
-        out[:] = (rows.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        out[:] = (data.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     else:
-        QuantizedRows(BLOCK_TYPES[kind], *_decode_some(BLOCK_TYPES[kind], rows)).read_into(out)
+        QuantizedRows(BLOCK_TYPES[kind], *_decode_some(BLOCK_TYPES[kind], data)).read_into(out)

@@ -1,4 +1,4 @@
-"""The container of GGUF files: metadata and tensors, mapped; every count, length and offset is checked before its use.
+"""The container of GGUF files, metadata and tensors: every count, length and offset is checked before its use.
 
 Little-endian throughout:
 
@@ -12,6 +12,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 an
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
@@ -51,17 +52,43 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of a file, unread.
+    """A tensor of a file, unread. It is not mapped: pages that were read once would count as memory.
 
     Attributes:
         kind: its type, such as "Q4_K".
         shape: [rows..., columns], the fastest axis last.
-        data: [rows, bytes of a row] uint8, mapped.
+        path: of the file.
+        offset: of the first row in it.
+        row_bytes: of each row.
     """
 
     kind: str
     shape: tuple[int, ...]
-    data: Bytes
+    path: Path
+    offset: int
+    row_bytes: int
+
+    @property
+    def num_rows(self) -> int:
+        """Return the rows of all axes but the last."""
+        return math.prod(self.shape[:-1])
+
+    def rows(self, begin: int, end: int) -> Bytes:
+        """Return some rows [end - begin, bytes of a row] uint8.
+
+        Raises:
+            BundleError: the file is no longer there, or shorter.
+        """
+        count = (end - begin) * self.row_bytes
+        try:
+            found = np.fromfile(
+                self.path, np.uint8, count, offset=self.offset + begin * self.row_bytes
+            )
+        except OSError as error:
+            raise BundleError(f"{self.path.name}: cannot be read: {error}") from error
+        if len(found) != count:
+            raise BundleError(f"{self.path.name}: changed while it was read")
+        return found.reshape(-1, self.row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +106,7 @@ class GgufFile:
 
 
 def read_gguf(paths: Sequence[Path]) -> GgufFile:
-    """Return the contents of a file or, of a split model, of all its parts in order; tensors stay mapped.
+    """Return the contents of a file or, of a split model, of all its parts in order; tensors stay unread.
 
     Raises:
         BundleError: a file is unreadable, or breaks a rule of the format; says which.
@@ -98,14 +125,13 @@ class _Reader:
     """Reads one file from its begin, never beyond its end."""
 
     def __init__(self, path: Path) -> None:
-        self._name = path.name
+        self._name, self._path = path.name, path
         try:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise BundleError(f"{path.name}: cannot be read: {error}") from error
-        self._data = np.frombuffer(self._map, np.uint8)
-        self._at = 0
+        self._size, self._at = len(self._map), 0
 
     def read(self) -> GgufFile:
         if self._take(4, "magic") != _MAGIC:
@@ -160,17 +186,14 @@ class _Reader:
             kind, block, block_bytes = _TYPES[number]
             if 0 in sizes or sizes[0] % block:
                 raise self._broken(name, f"rows of {sizes[0]} are no multiple of {block} ({kind})")
-            row_bytes, num_rows = sizes[0] // block * block_bytes, 1
-            for size in sizes[1:]:
-                num_rows *= size
-            end = begin + offset + row_bytes * num_rows
-            if offset % alignment or end > len(self._data):
+            row_bytes = sizes[0] // block * block_bytes
+            end = begin + offset + row_bytes * math.prod(sizes[1:])
+            if offset % alignment or end > self._size:
                 raise self._broken(
-                    name, "passes the end of the file" if end > len(self._data) else "is unaligned"
+                    name, "passes the end of the file" if end > self._size else "is unaligned"
                 )
             spans.append((begin + offset, end, name))
-            data = self._data[begin + offset : end].reshape(num_rows, row_bytes)
-            tensors[name] = GgufTensor(kind, sizes[::-1], data)
+            tensors[name] = GgufTensor(kind, sizes[::-1], self._path, begin + offset, row_bytes)
         spans.sort()
         for (_, end, _), (following, _, name) in zip(spans, spans[1:], strict=False):
             if following < end:
@@ -179,7 +202,7 @@ class _Reader:
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == _STRING:
-            return self._string(key, len(self._data))
+            return self._string(key, self._size)
         if kind == _ARRAY:
             return self._array(key)
         if kind not in _SCALARS:
@@ -191,12 +214,12 @@ class _Reader:
     def _array(self, key: str) -> Any:
         kind = self._number("<u4", key)
         if kind == _STRING:
-            count = self._count(key, len(self._data), least_bytes=_LENGTH.size)
-            return [self._string(key, len(self._data)) for _ in range(count)]
+            count = self._count(key, self._size, least_bytes=_LENGTH.size)
+            return [self._string(key, self._size) for _ in range(count)]
         if kind not in _SCALARS:
             raise self._broken(key, f"is an array of type {kind}, which is not read")
         form = np.dtype(_SCALARS[kind] if kind != _BOOL else "u1")
-        count = self._count(key, len(self._data), least_bytes=form.itemsize)
+        count = self._count(key, self._size, least_bytes=form.itemsize)
         taken = np.frombuffer(self._take(count * form.itemsize, key), form)
         return taken != 0 if kind == _BOOL else taken
 
@@ -205,7 +228,7 @@ class _Reader:
         count: int = self._number("<u8", field)
         if count > most:
             raise self._broken(field, f"{count} is above {most}")
-        if count * least_bytes > len(self._data) - self._at:
+        if count * least_bytes > self._size - self._at:
             raise self._broken(field, f"{count} are more than the file holds")
         return count
 
@@ -223,7 +246,7 @@ class _Reader:
         return np.frombuffer(self._take(kind.itemsize, field), kind)[0].item()
 
     def _take(self, count: int, field: str) -> bytes:
-        if count > len(self._data) - self._at:
+        if count > self._size - self._at:
             raise self._broken(field, "the file ends within it")
         taken = self._map[self._at : self._at + count]
         self._at += count

@@ -85,8 +85,16 @@ class GgufMatrix:
 
     def rows(self) -> QuantizedRows:
         """Return the matrix as the file's integers, of a type of ``BLOCK_TYPES``."""
-        data = self.tensor.data
-        return decode(self.tensor.kind, data if self.num_heads is None else data[self._order()])
+        found = decode(self.tensor)
+        if self.num_heads is None:
+            return found
+        order, minimums = self._order(), found.minimums
+        return QuantizedRows(
+            found.form,
+            found.integers[order],
+            found.scales[order],
+            None if minimums is None else minimums[order],
+        )
 
     def _order(self) -> npt.NDArray[np.int64]:
         rows = np.arange(self.shape[0]).reshape(self.num_heads, -1, 2)

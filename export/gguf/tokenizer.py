@@ -100,13 +100,13 @@ class GgufTokens:
     Attributes:
         tokenizer: that makes them of a text.
         config: fields of ``tokenizer_config.json``, the chat template included.
-        special_ids: of the model's configuration, such as "bos_token_id".
+        special_ids: of the model's configuration, by fields such as "bos_token_id"; None where the file has none.
         end_ids: of all tokens that end an answer.
     """
 
     tokenizer: Tokenizer
     config: dict[str, Any]
-    special_ids: dict[str, int]
+    special_ids: dict[str, int | None]
     end_ids: list[int]
 
 
@@ -145,7 +145,7 @@ def read_tokens(file: GgufFile) -> GgufTokens:
     return GgufTokens(
         tokenizer=tokenizer,
         config=config,
-        special_ids={f"{name}_id": index for name, index in ids.items() if index is not None},
+        special_ids={f"{name}_id": index for name, index in ids.items()},
         end_ids=vocabulary.end_ids(),
     )
 
