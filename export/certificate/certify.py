@@ -26,10 +26,10 @@ from outrider.export.certificate.tree_parity import (
 )
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.facts import ModelFacts
+from outrider.export.gguf.folder import KEPT_KINDS
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
-from outrider.export.gguf.folder import KEPT_KINDS
 from transformers import PreTrainedModel
 
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.

@@ -87,7 +87,9 @@ ARCHITECTURES = {
     "qwen2": Architecture(model_type="qwen2", names=_LLAMA),
     "qwen3": Architecture(model_type="qwen3", names=_LLAMA | _HEAD_NORMS),
     "gemma": Architecture(
-        model_type="gemma", names=_LLAMA | {"ffn_norm": "post_attention_layernorm"}, norms_hold_one=True
+        model_type="gemma",
+        names=_LLAMA | {"ffn_norm": "post_attention_layernorm"},
+        norms_hold_one=True,
     ),
     "gemma2": Architecture(
         model_type="gemma2", names=_GEMMA2, norms_hold_one=True, fields=_SOFTCAPS
@@ -186,7 +188,9 @@ def _gemma(file: GgufFile, config: Config, rope: Config) -> Config:
     """Return what files of Gemma do not say."""
     name = file.pairs["general.architecture"]
     by_hidden = config["num_hidden_layers"] == _SCALED_BY_HIDDEN[name]
-    size = config["hidden_size"] // config["num_attention_heads"] if by_hidden else config["head_dim"]
+    size = (
+        config["hidden_size"] // config["num_attention_heads"] if by_hidden else config["head_dim"]
+    )
     found: Config = {"query_pre_attn_scalar": size}
     if name == "gemma3":
         kinds = [

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import torch
 from outrider.engines.base import BundleError, FloatArray
 from outrider.export.gguf.architectures import (
-    Architecture,
     architecture_of,
     model_config,
     weight_name,

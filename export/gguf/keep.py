@@ -102,9 +102,7 @@ def _keep_product(
     """Return the constants of all products that one becomes."""
     left, old = node.inputs[0], node.outputs[0]
     assert left is not None
-    runs = [
-        _Run(list(group)) for _, group in groupby(matrices, lambda one: _form(one.tensor.kind))
-    ]
+    runs = [_Run(list(group)) for _, group in groupby(matrices, lambda one: _form(one.tensor.kind))]
     tape = _Tape(graph, node, name)
     stored: list[ir.Value] = []
     parts = [_product(tape, left, run, stored) for run in runs]

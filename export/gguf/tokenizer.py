@@ -292,7 +292,9 @@ def _merges(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str
     for text, index in ids.items():
         pairs = ((text[:at], text[at:]) for at in range(1, len(text)))
         known = [(left, right) for left, right in pairs if left in ids and right in ids]
-        found += [(-scores[index], index, ids[left], ids[right], left, right) for left, right in known]
+        found += [
+            (-scores[index], index, ids[left], ids[right], left, right) for left, right in known
+        ]
     return [(left, right) for *_, left, right in sorted(found)]
 
 

@@ -23,12 +23,12 @@ from outrider.engines.bundle.plans import (
 from outrider.engines.device.cuda import compute_capability
 from outrider.engines.kv_cache import coarse_capacities
 from outrider.engines.tensorrt.api import TensorRtApi, find_api
+from outrider.export.gguf.folder import KEPT_KINDS
 from outrider.export.scratch import scratch_folder
 from outrider.export.tensorrt.graph import PRECISIONS
 from outrider.export.tensorrt.network import PlanJob, Report, build_plan
 from outrider.export.tensorrt.parts import PlanPart, plan_parts
 from outrider.export.weights.float8 import FLOAT8, LEAST_CAPABILITY
-from outrider.export.gguf.folder import KEPT_KINDS
 from outrider.export.weights.w8a8 import INTEGER_KINDS
 
 _HASH_LETTERS = 12

@@ -178,9 +178,7 @@ class StandIns:
             if weight is not None and array.ndim == 2 and 0 in array.strides:
                 value.const_value = _constant(weight, array.strides[1] == 0, value.name)
             elif self._by_address and np.isnan(array).any():
-                raise BundleError(
-                    f"{value.name}: computed from weights, which stay in their file"
-                )
+                raise BundleError(f"{value.name}: computed from weights, which stay in their file")
 
 
 def _constant(weight: nn.Parameter, is_turned: bool, name: str | None) -> ir.TensorProtocol:

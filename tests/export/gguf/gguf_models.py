@@ -27,12 +27,19 @@ def architecture_name(model: PreTrainedModel) -> str:
 
 
 def write_gguf(
-    model: PreTrainedModel, path: Path, kinds: dict[str, str] | None = None, parts: int = 1
-) -> None:
-    """Write a model; matrices whose names have a part are random blocks of a type, all else is float32."""
+    model: PreTrainedModel,
+    path: Path,
+    kinds: dict[str, str] | None = None,
+    factors: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
+    """Write a model; matrices whose names have a part are random blocks of a type, all else is float32.
+
+    Returns:
+        Values of the blocks, as ggml reads them, by the model's names.
+    """
     name = architecture_name(model)
     arch = next(arch for arch, text in ARCHES.items() if text == name)
-    writer = gguf.GGUFWriter(path, name, split_max_tensors=0)
+    writer = gguf.GGUFWriter(path, name)
     config = model.config
     write_facts(writer, config)
     write_tokens(writer, config.vocab_size)
@@ -40,18 +47,21 @@ def write_gguf(
     tensors = dict(model.state_dict())
     if config.tie_word_embeddings:
         del tensors["lm_head.weight"]
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
+    drawn: dict[str, np.ndarray] = {}
     for seed, (key, tensor) in enumerate(tensors.items()):
         values, place = tensor.float().numpy(), names.get_name(key, (".weight", ".bias"))
         if config.model_type in INTERLEAVED:
-            if ".q_proj." in key:
-                values = paired(values, config.num_attention_heads)
-            if ".k_proj." in key:
-                values = paired(values, config.num_key_value_heads)
+            values = rows_paired(key, values, config)
         if config.model_type in HOLDING_ONE and key.endswith("norm.weight"):
             values = values + np.float32(1)
         kind = next((kind for part, kind in (kinds or {}).items() if part in key), None)
         if kind is not None and values.ndim == 2:
             blocks = random_blocks(kind, *values.shape, seed=seed)
+            drawn[key] = gguf.quants.dequantize(blocks, Kind[kind])
+            if config.model_type in INTERLEAVED:
+                blocks = rows_paired(key, blocks, config)
             writer.add_tensor(place, blocks, raw_dtype=Kind[kind])
         else:
             writer.add_tensor(place, np.ascontiguousarray(values))
@@ -59,6 +69,13 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return drawn
+
+
+def rows_paired(key: str, values: np.ndarray, config) -> np.ndarray:
+    if ".q_proj." in key:
+        return paired(values, config.num_attention_heads)
+    return paired(values, config.num_key_value_heads) if ".k_proj." in key else values
 
 
 def paired(values: np.ndarray, num_heads: int) -> np.ndarray:

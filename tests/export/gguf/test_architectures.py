@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engines.base import BundleError
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.gguf.architectures import ARCHITECTURES
 from outrider.export.gguf.folder import write_folder

@@ -16,7 +16,14 @@ def random_blocks(kind: str, rows: int, columns: int, seed: int) -> np.ndarray:
     generator = np.random.default_rng(seed)
     block, size = gguf.GGML_QUANT_SIZES[Kind[kind]]
     data = generator.integers(0, 256, (rows, columns // block, size), np.uint8)
-    places = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "Q8_0": (0,), "Q4_0": (0,), "Q5_0": (0,)}
+    places = {
+        "Q2_K": (80, 82),
+        "Q3_K": (108,),
+        "Q6_K": (208,),
+        "Q8_0": (0,),
+        "Q4_0": (0,),
+        "Q5_0": (0,),
+    }
     for at in places.get(kind, (0, 2)):
         floats = generator.normal(0, 0.01, data.shape[:2]).astype("<f2")
         data[..., at : at + 2] = floats[..., None].view(np.uint8)
@@ -59,4 +66,3 @@ def test_a_file_that_became_shorter_is_refused(tmp_path: Path):
     tensor.path.write_bytes(bytes(40))
     with pytest.raises(BundleError, match="changed while it was read"):
         read_values(tensor)
-
