@@ -67,9 +67,13 @@ class Checkpoint:
         return stored if self.packed is None else stored * _FLOAT32_BITS // self.packed.bits
 
     def num_parameters(self) -> int:
-        """Return how many numbers the weights are, by the type that most bytes are stored in."""
+        """Return how many numbers the weights are, by the type that most bytes are stored in.
+
+        Of a GGUF file it is how many float32 numbers take as much memory as an export of its blocks.
+        """
         kinds = self._stored_kinds()
-        width = 2 if kinds & _HALVES.keys() and self.packed is None else 4
+        is_narrow = self.is_gguf or (kinds & _HALVES.keys() and self.packed is None)
+        width = 2 if is_narrow else 4
         return self.num_weight_bytes() // width
 
     def half_precision(self) -> str:

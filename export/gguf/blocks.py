@@ -1,7 +1,7 @@
 """Blocks of GGUF: the integers, scales and minimums that a row of bytes is, and the values that these stand for.
 
-A weight is ``scale * (integer - middle)`` or ``scale * integer + minimum``, integers being unsigned. Scales and minimums are of 16 bits, in K
-types times an integer of 6 or 8; float32 holds these products exactly.
+A weight is ``scale * (integer - middle)`` or ``scale * integer + minimum``, integers being unsigned. Scales and
+minimums are of 16 bits, in K types times an integer of 6 or 8; float32 holds these products exactly.
 
 Source: ggml, ggml-common.h (block_q4_0 and others) and ggml-quants.c (dequantize_row_q4_0 and others).
 """

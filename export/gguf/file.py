@@ -17,6 +17,7 @@ import mmap
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +196,7 @@ class _Reader:
             spans.append((begin + offset, end, name))
             tensors[name] = GgufTensor(kind, sizes[::-1], self._path, begin + offset, row_bytes)
         spans.sort()
-        for (_, end, _), (following, _, name) in zip(spans, spans[1:], strict=False):
+        for (_, end, _), (following, _, name) in pairwise(spans):
             if following < end:
                 raise self._broken(name, "overlaps another tensor")
         return tensors

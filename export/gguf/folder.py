@@ -96,6 +96,7 @@ class GgufMatrix:
         )
 
     def _order(self) -> npt.NDArray[np.int64]:
+        assert self.num_heads is not None
         rows = np.arange(self.shape[0]).reshape(self.num_heads, -1, 2)
         return rows.swapaxes(1, 2).reshape(-1)
 

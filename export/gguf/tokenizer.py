@@ -244,9 +244,10 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
     merges = vocabulary.pairs.get("merges")
     if not isinstance(merges, list):
         raise vocabulary.broken("merges", "must be a list of texts")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
+    split_merges = [merge.split(" ") for merge in merges]
+    if any(len(pair) != 2 for pair in split_merges):
         raise vocabulary.broken("merges", "must each be two tokens with a space between")
+    pairs = [(left, right) for left, right in split_merges]
     tokenizer = _bpe(vocabulary, vocabulary.ids(), pairs, ignore_merges=split.whole_words)
     if split.is_composed:
         tokenizer.normalizer = normalizers.NFC()
@@ -271,7 +272,7 @@ def _sentence_pieces(vocabulary: _Vocabulary) -> Tokenizer:
     }
     scores = vocabulary.scores()
     unknown = vocabulary.special_id("unknown_token_id")
-    options = {"byte_fallback": True, "fuse_unk": True}
+    options: dict[str, Any] = {"byte_fallback": True, "fuse_unk": True}
     if unknown is not None:
         options["unk_token"] = vocabulary.tokens[unknown]
     tokenizer = _bpe(vocabulary, ids, _merges(ids, scores), **options)
@@ -299,7 +300,7 @@ def _merges(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str
 
 
 def _bpe(
-    vocabulary: _Vocabulary, ids: dict[str, int], merges: Sequence[tuple[str, ...]], **options: Any
+    vocabulary: _Vocabulary, ids: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any
 ) -> Tokenizer:
     try:
         return Tokenizer(BPE(vocab=ids, merges=list(merges), **options))

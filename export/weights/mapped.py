@@ -1,8 +1,9 @@
 """Models whose weights stay in their files, mapped: what they compute, in float32, and what a trace sees.
 
-They are of 16 bits, or stand for what a file stores otherwise (``stored``). A mapped weight takes no memory of its own: the kernel reads its pages when they are wanted and drops them when others
-want memory. A module that computes gets its own weights in float32 for that long, so there is one module's float32 copy
-at a time, and the numbers are those of a model loaded as float32.
+They are of 16 bits, or stand for what a file stores otherwise (``stored``). A mapped weight takes no memory of its own:
+the kernel reads its pages when they are wanted and drops them when others want memory. A module that computes gets its
+own weights in float32 for that long, so there is one module's float32 copy at a time, and the numbers are those of a
+model loaded as float32.
 """
 
 from __future__ import annotations

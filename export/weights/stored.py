@@ -28,7 +28,7 @@ class StoredWeight(Protocol):
 def stored_parameter(weight: StoredWeight, kind: torch.dtype) -> nn.Parameter:
     """Return a parameter of a type that stands for a weight, without memory."""
     made = nn.Parameter(torch.empty(weight.shape, dtype=kind, device="meta"), False)
-    made.stored = weight  # type: ignore[attr-defined]
+    made.stored = weight
     return made
 
 

@@ -137,9 +137,10 @@ def test_kept_blocks_answer_as_pytorch_with_the_values_of_the_file(tmp_path: Pat
 def test_weights_of_a_file_may_be_asked_for_otherwise(tmp_path: Path):
     model, file = random_model("qwen2", True), tmp_path / "model.gguf"
     drawn = write_gguf(model, file, {"proj": "Q2_K", "embed": "Q6_K"})
-    refused = dict(target=file, draft=None, out=tmp_path / "kept", progress=lambda _: None)
     with pytest.raises(BundleError, match=r"type Q2_K is not kept.*--weights int8"):
-        export_bundle(options=OPTIONS, **refused)
+        export_bundle(
+            target=file, draft=None, out=tmp_path / "kept", options=OPTIONS, progress=lambda _: None
+        )
     options = ExportOptions(weights="float32", max_context=64, max_tree_nodes=0, max_gamma=4)
     bundle = export_bundle(
         target=file, draft=None, out=tmp_path / "b", options=options, progress=lambda _: None
@@ -172,7 +173,7 @@ def test_parts_of_a_model_are_one_file(tmp_path: Path):
     for key, tensor in model.state_dict().items():
         assert torch.equal(found[key], tensor), key
     (tmp_path / names[1]).unlink()
-    with pytest.raises(BundleError, match="00002-of-00002.gguf: no such file"):
+    with pytest.raises(BundleError, match=r"00002-of-00002\.gguf: no such file"):
         write_folder(tmp_path / names[0], folder)
 
 
