@@ -1,7 +1,7 @@
 """Weights of a GGUF file as its blocks have them, in standard ONNX.
 
 Requires a canonical graph whose float32 constants are ``StoredTensor`` of a file's matrices, as products read them, and
-the look-up of tokens. Ensures the file's own integers instead, and nothing of a matrix in memory:
+the look-up of tokens, and shapes of what these read. Ensures the file's own integers instead, and no matrix in memory:
 
     y = x W        DequantizeLinear and MatMul in blocks along K, which ONNX Runtime fuses to MatMulNBits
                    + (sums of x over blocks) O, where a type has minimums: O [K / block, N] is what a block's zero is
@@ -64,7 +64,8 @@ def _matrices(value: ir.Value | None, *, is_turned: bool = True) -> Sequence[Ggu
     tensor = None if value is None else value.const_value
     if not isinstance(tensor, StoredTensor) or tensor.is_turned is not is_turned:
         return ()
-    return [one for one in tensor.weights if isinstance(one, GgufMatrix)]
+    found = [one for one in tensor.weights if isinstance(one, GgufMatrix)]
+    return found if len(found) == len(tensor.weights) else ()
 
 
 class _Run:
@@ -133,7 +134,8 @@ def _product(tape: _Tape, left: ir.Value, run: _Run, stored: list[ir.Value]) -> 
     shape = ir.Shape([run.num_rows, run.num_columns])
     blocks = {"axis": 0, "block_size": run.size}
     restored = tape.add("DequantizeLinear", [integers, scales], shape, blocks)
-    axes = [] if left.shape is None else list(left.shape)[:-1]
+    assert left.shape is not None
+    axes = list(left.shape)[:-1]
     result = ir.Shape([*axes, run.num_columns])
     product = tape.add("MatMul", [left, restored], result)
     if not run.has_minimums:
@@ -154,10 +156,10 @@ class _Lookup:
 
     def __init__(self, graph: ir.Graph, node: ir.Node, matrix: GgufMatrix, name: str) -> None:
         ids = node.inputs[1]
-        assert ids is not None
+        assert ids is not None and ids.shape is not None
         self._graph, self._node, self._ids, self._matrix = graph, node, ids, matrix
         self._run, self._tape = _Run([matrix]), _Tape(graph, node, name)
-        self._axes = [] if ids.shape is None else list(ids.shape)
+        self._axes = list(ids.shape)
         self._count = self._run.num_rows // self._run.size
 
     def keep(self, head: Sequence[ir.Value] | None) -> None:
