@@ -26,8 +26,8 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
     Raises:
         BundleError: they are not numbers: the model overflows in float16.
     """
-    facts = checkpoint.facts
-    prompts, sources = certified_prompts(facts, max_gamma), certified_sources(facts)
+    model_config = checkpoint.model_config
+    prompts, sources = certified_prompts(model_config, max_gamma), certified_sources(model_config)
     model = checkpoint.load_as(_TYPES[precision])
     with read(model):
         logits = reference_logits(model, prompts, sources)
@@ -42,8 +42,10 @@ def half_bound(
     reference: Reference, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
 ) -> Bound:
     """Return how far from the model in float32 a graph may be, where PyTorch in 16 bits answers ``halved``."""
-    facts = checkpoint.facts
-    expected = reference.logits(certified_prompts(facts, max_gamma), certified_sources(facts))
+    model_config = checkpoint.model_config
+    expected = reference.logits(
+        certified_prompts(model_config, max_gamma), certified_sources(model_config)
+    )
     lost = float(np.abs(halved - expected.values).max())
     why = f"{ALLOWED_LOSS:.0f} times what PyTorch loses in 16 bits, {lost:.2g}"
     return Bound(value=ALLOWED_LOSS * lost, why=why, rounding=expected.rounding)

@@ -16,7 +16,7 @@ MOST_FORCED = 64
 """Tokens that a form may force behind one judged token; the rest of a longer run is forced behind the next."""
 
 
-class Form(Protocol):
+class Constraint(Protocol):
     """The form of one answer, on the worker's thread.
 
     Masks are rows of bits over the target's vocabulary, as ``SamplingRow.masks`` has them. Behind an end token, and
@@ -63,10 +63,10 @@ class Form(Protocol):
         ...
 
 
-class Forms(Protocol):
+class Constraints(Protocol):
     """Makes forms for the requests of one model; callable from any thread."""
 
-    def form(self, params: GrammarParams) -> Form:
+    def constraint(self, params: GrammarParams) -> Constraint:
         """Return the form of an answer that has not begun.
 
         Raises:

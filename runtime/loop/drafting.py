@@ -183,7 +183,7 @@ def tell(
 def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
     """Return the request's row as a sampler sees it, with a draft to judge or none."""
     row = request.undrafted
-    if draft is NO_DRAFT and not num_choices and request.form is None:
+    if draft is NO_DRAFT and not num_choices and request.constraint is None:
         return row
     return replace(
         row,
@@ -192,7 +192,9 @@ def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         candidates=draft.candidates,
         is_sampled_draft=draft.is_sampled,
         num_choices=num_choices,
-        masks=None if request.form is None else request.form.masks(draft.tokens, draft.parents),
+        masks=None
+        if request.constraint is None
+        else request.constraint.masks(draft.tokens, draft.parents),
     )
 
 
@@ -233,7 +235,7 @@ def draft_rows(
                 max_nodes=max_nodes,
                 node_cost=node_cost,
                 is_adaptive=is_adaptive,
-                form=request.form,
+                constraint=request.constraint,
                 group=request.group.name,
             )
         )
@@ -275,8 +277,8 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
         if not 0 <= token < vocab_size:
             tokens = tokens[:index]
             break
-    if row.form is not None and not draft.is_sampled:
-        tokens = tokens[: row.form.fits(tokens)]
+    if row.constraint is not None and not draft.is_sampled:
+        tokens = tokens[: row.constraint.fits(tokens)]
     return draft if len(tokens) == len(draft.tokens) else replace(draft, tokens=tokens)
 
 

@@ -33,7 +33,7 @@ from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.tenant import ANY_CLAIM, Claim
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.grammar.base import MOST_FORCED, Forms
+from outrider.runtime.grammar.base import MOST_FORCED, Constraints
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.event_queue import Deliver, EventQueue
@@ -86,7 +86,7 @@ class Worker:
         decoder: Decoder,
         clock: Callable[[], float] = time.monotonic,
         on_beat: Callable[[], None] = do_nothing,
-        forms: Forms | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self._clock = clock
         self._event_queue = EventQueue()
@@ -118,7 +118,7 @@ class Worker:
             max_forced=min(MOST_FORCED, max_behind),
             decoder=decoder,
             resolve=self._policy.resolve_request,
-            forms=forms,
+            constraints=constraints,
         )
         self._totals = Totals()
         self._thread: threading.Thread | None = None

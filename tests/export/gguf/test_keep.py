@@ -119,18 +119,18 @@ def test_kept_blocks_answer_as_pytorch_with_the_values_of_the_file(tmp_path: Pat
     folder = tmp_path / "folder"
     folder.mkdir()
     write_folder(file, folder)
-    facts = open_checkpoint(folder, max_context=64).facts
+    model_config = open_checkpoint(folder, max_context=64).model_config
     tokens = torch.randint(0, 96, (2, 24), generator=torch.manual_seed(1))
     with torch.no_grad():
         expected = of_blocks(model, drawn)(input_ids=tokens).logits.numpy()
     # As served, activations have 8 bits.
     served = manifest.certificate["target"]["gguf"]["grouped"]["verify"]["max_difference"]
     assert 0 < served < 0.1 * np.abs(expected).max()
-    runner = GraphRunner(path, facts, batch=2, capacity=64, exact_blocks=True)
+    runner = GraphRunner(path, model_config, batch=2, capacity=64, exact_blocks=True)
     answered = runner.extend(tokens.numpy(), np.zeros(2, np.int64))
     assert np.abs(answered - expected).max() < 3e-6 * np.abs(expected).max()
     for one in (path, path.with_name("grouped.onnx")):
-        assert_bits_depend_on_no_neighbour(one, facts)
+        assert_bits_depend_on_no_neighbour(one, model_config)
     certify_bundle(bundle, {"target": folder})
 
 

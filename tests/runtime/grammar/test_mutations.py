@@ -6,12 +6,12 @@ import pytest
 from outrider.runtime.core import request, scheduler, sequence
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.drafters.model import model, tree
-from outrider.runtime.grammar import form
+from outrider.runtime.grammar import constraint
 from outrider.runtime.loop import drafting, step, verification
 
 import tests.runtime.core.test_scheduler as scheduler_tests
 import tests.runtime.grammar.test_answers as answer_tests
-import tests.runtime.grammar.test_form as form_tests
+import tests.runtime.grammar.test_constraint as form_tests
 from tests.mutants import assert_caught
 
 
@@ -45,19 +45,19 @@ KILLERS = {
 
 MUTATIONS = {
     "a draft is not rolled back": (
-        form, "self._matcher.rollback(len(path) - num_common)", "pass", "masks_of_drafts",
+        constraint, "self._matcher.rollback(len(path) - num_common)", "pass", "masks_of_drafts",
     ),
     "a mask of another draft is kept": (
-        form, "self._num_filled = min(self._num_filled, num_common + 1)", "pass", "masks_of_drafts",
+        constraint, "self._num_filled = min(self._num_filled, num_common + 1)", "pass", "masks_of_drafts",
     ),
     "masks are shifted by one": (
-        form, "row = self._rows[place]", "row = self._rows[place - 1]", "masks_of_drafts",
+        constraint, "row = self._rows[place]", "row = self._rows[place - 1]", "masks_of_drafts",
     ),
     "an end token is consumed": (
-        form, "if token in self._end_ids or not self._allows", "if not self._allows", "end_tokens",
+        constraint, "if token in self._end_ids or not self._allows", "if not self._allows", "end_tokens",
     ),
     "what follows an end token is masked": (
-        form, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",
+        constraint, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",
     ),
     "a drafter's masks stand still": (
         model, "form.follow(drafted[slot])", "pass", "whole_drafts",
