@@ -15,6 +15,8 @@ import torch
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
 from outrider.export.folder import check_weight_files, read_config, read_generation_config
+from outrider.export.gguf.folder import GGUF
+from outrider.export.gguf.model import load_stored
 from outrider.export.kinds import TEXT_GENERATION, task_of
 from outrider.export.model_config import EncoderConfig, ModelConfig, read_model_config
 from outrider.export.probe import refuse_untraceable
@@ -41,6 +43,7 @@ class Checkpoint:
     Attributes:
         task: that opens it.
         packed: how its weights are packed as integers; None where they are not.
+        is_gguf: whether its matrices are in a GGUF file.
     """
 
     path: Path
@@ -48,6 +51,7 @@ class Checkpoint:
     model_config: ModelConfig
     task: str
     packed: PackedLayout | None = None
+    is_gguf: bool = False
 
     def within(self, max_context: int) -> Checkpoint:
         """Return the checkpoint for texts of so many tokens at most, from which a wider window hides nothing."""
@@ -58,13 +62,18 @@ class Checkpoint:
 
     def num_weight_bytes(self) -> int:
         """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""
-        stored = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        files = (*self.path.glob("*.safetensors"), *self.path.glob("*.gguf"))
+        stored = sum(file.stat().st_size for file in files)
         return stored if self.packed is None else stored * _FLOAT32_BITS // self.packed.bits
 
     def num_parameters(self) -> int:
-        """Return how many numbers the weights are, by the type that most bytes are stored in."""
+        """Return how many numbers the weights are, by the type that most bytes are stored in.
+
+        Of a GGUF file it is how many float32 numbers take as much memory as an export of its blocks.
+        """
         kinds = self._stored_kinds()
-        width = 2 if kinds & _HALVES.keys() and self.packed is None else 4
+        is_narrow = self.is_gguf or (kinds & _HALVES.keys() and self.packed is None)
+        width = 2 if is_narrow else 4
         return self.num_weight_bytes() // width
 
     def half_precision(self) -> str:
@@ -112,6 +121,8 @@ class Checkpoint:
         self, model_class: Any, kind: torch.dtype
     ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
         """Return the model of a class and what Transformers found missing."""
+        if self.is_gguf:
+            return load_stored(model_class, self.config, self.path, kind)
         if self.packed is not None:
             return load_unpacked(model_class, self.config, self.path, self.packed, kind)
         found: tuple[PreTrainedModel, Mapping[str, Any]] = model_class.from_pretrained(
@@ -184,7 +195,9 @@ def open_checkpoint(
             not read, fewer positions than ``max_context`` or ``max_source``, or a broken folder; says which.
     """
     config = read_config(path)
-    packed = packed_layout(path.name, getattr(config, "quantization_config", None))
+    quantization = getattr(config, "quantization_config", None) or {}
+    is_gguf = quantization.get("quant_method") == GGUF
+    packed = None if is_gguf else packed_layout(path.name, quantization or None)
     task = task_of(path.name, config)
     model_config = _model_config(path, config)
     if task == TEXT_GENERATION:
@@ -196,7 +209,12 @@ def open_checkpoint(
         model_config = replace(model_config, source=replace(model_config.source, max_source=most))
     check_weight_files(path)
     opened = Checkpoint(
-        path=path, config=config, model_config=model_config, task=task, packed=packed
+        path=path,
+        config=config,
+        model_config=model_config,
+        task=task,
+        packed=packed,
+        is_gguf=is_gguf,
     )
     return opened if max_context is None else opened.within(max_context)
 

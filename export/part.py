@@ -19,6 +19,7 @@ from outrider.export.certificate.parity import (
 )
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
+from outrider.export.gguf.folder import GGUF, KEPT_KINDS, open_weights
 from outrider.export.graph.attention_kinds import has_sinks
 from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
@@ -63,7 +64,7 @@ class Part:
 
     Attributes:
         name: "target" or "draft".
-        weights: one of ``WEIGHT_KINDS`` or, as the checkpoint has packed them, of ``PACKED_KINDS``.
+        weights: one of ``WEIGHT_KINDS`` or, as the checkpoint has them, of ``KEPT_KINDS``.
         precision: what accelerators compute in; empty where there are no graphs for them.
         calibration: rows [B, T] int64 of text that integers are rounded by; None for text that the model writes.
         accepted: how far its float32 graph may be from the checkpoint; None for what rounding explains.
@@ -81,7 +82,7 @@ def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
     """Return a model to export with the weights asked for, one of ``WEIGHT_KINDS``, or with the checkpoint's.
 
     Raises:
-        BundleError: weights that are packed would be rounded again.
+        BundleError: weights that are packed would be rounded again, or a GGUF file's are of a type that is not kept.
     """
     packed = checkpoint.packed
     if packed is not None and asked not in (None, FLOAT32):
@@ -90,12 +91,15 @@ def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
             "--weights to keep them as they are, or take float32, which holds them exactly"
         )
     weights = checkpoint.half_precision() if asked == HALF else asked
+    if weights is None and checkpoint.is_gguf:
+        open_weights(checkpoint.path).refuse_unkept()
+        weights = GGUF
     if weights is None:
         weights = FLOAT32 if packed is None else packed.kind
     if weights == W8A8 or checkpoint.model_config.has_experts:
         # Accelerators would dequantise every weight in every call, or wait for the host to count rows of experts.
         precision = ""
-    elif weights in INTEGER_KINDS or weights in PACKED_KINDS:
+    elif weights in INTEGER_KINDS or weights in KEPT_KINDS:
         precision = checkpoint.half_precision()
     else:
         precision = weights
@@ -152,7 +156,10 @@ class _Export:
         no_device = self._why_no_device()
         if no_device:
             self._precision = ""
-        certificate = self._certified(reference, exact, device="" if no_device else FLOAT32)
+        if part.weights == GGUF:
+            certificate = self._kept(reference, exact)
+        else:
+            certificate = self._certified(reference, exact, device="" if no_device else FLOAT32)
         if part.weights != FLOAT32:
             certificate[part.weights] = self._stored(reference, halves)
         if part.weights in PACKED_KINDS:
@@ -196,6 +203,7 @@ class _Export:
             num_positions=sizes.max_context + sizes.max_extend,
             num_source_positions=model_config.source.max_source if model_config.source else None,
             keeps_halves=self._part.weights != FLOAT32,
+            keeps_blocks=self._part.weights == GGUF,
         )
 
     def _certified(
@@ -224,8 +232,9 @@ class _Export:
     def _stored(self, reference: Reference, halves: Bound | None) -> dict[str, object]:
         """Store the weights as asked and return the certificate of what computes from them."""
         part = self._part
-        self._tell(f"storing the weights as {part.weights}")
-        _store(part, self._path, self._progress)
+        if part.weights != GGUF:
+            self._tell(f"storing the weights as {part.weights}")
+            _store(part, self._path, self._progress)
         _share(part, self._path)
         try:
             return self._certified_as_stored(reference, halves)

@@ -24,11 +24,12 @@ from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
 from outrider.export.graph.shared_encoder import share_encoder
-from outrider.export.hub import Located, is_name, locate
+from outrider.export.hub import Located
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
 from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.scratch import scratch_folder
+from outrider.export.sources import located
 from outrider.export.vocabulary import check_tokens, prompt_tokenizer, write_texts
 from outrider.export.weights.given_text import read_rows
 from outrider.export.weights.w8a8 import INTEGER_KINDS
@@ -90,7 +91,7 @@ def export_bundle(
     """Export a target, with its draft if given, to the new folder ``out``; return the loaded bundle.
 
     Args:
-        target: checkpoint folder, or a name on the Hub (see ``hub.locate``).
+        target: checkpoint folder, a name on the Hub (see ``hub.locate``), or a GGUF file.
         draft: that of the draft model, or None for a bundle without one.
         out: folder to make; it must not exist.
         options: what the bundle is to hold.
@@ -103,12 +104,21 @@ def export_bundle(
     """
     _check_options(out, options)
     told = Progress(progress, report)
-    located = _locate({"target": target} | ({} if draft is None else {"draft": draft}), told)
+    asked = {"target": target} | ({} if draft is None else {"draft": draft})
+    with located(asked, out.parent, told) as found:
+        _export(found, out, options, told)
+    return load_bundle(out)
+
+
+def _export(
+    found: Mapping[str, Located], out: Path, options: ExportOptions, told: Progress
+) -> None:
+    """Export checkpoints by "target" and "draft" to the new folder ``out``."""
     checkpoints = {
         name: open_checkpoint(
             one.path, max_context=options.max_context, max_source=options.max_source
         )
-        for name, one in located.items()
+        for name, one in found.items()
     }
     _check_sources(checkpoints, options.max_source)
     check_tokens(checkpoints)
@@ -126,14 +136,13 @@ def export_bundle(
         max_gamma=options.max_gamma,
         max_tree_nodes=options.max_tree_nodes,
     )
-    sources = {name: one.source for name, one in located.items() if one.source}
+    sources = {name: one.source for name, one in found.items() if one.source}
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_machine(out.parent, checkpoints.values(), told)
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
         _write(building, parts, sizes, sources, told)
         building.chmod(0o755)
         building.rename(out)
-    return load_bundle(out)
 
 
 def _parts(checkpoints: Mapping[str, Checkpoint], options: ExportOptions) -> dict[str, Part]:
@@ -145,18 +154,6 @@ def _parts(checkpoints: Mapping[str, Checkpoint], options: ExportOptions) -> dic
     }
     text = options.calibration_text
     return parts if text is None else _calibrated(parts, text)
-
-
-def _locate(asked: Mapping[str, Path], progress: Progress) -> dict[str, Located]:
-    """Return the checkpoints' folders, fetched where they are names on the Hub."""
-    located = {}
-    for name, path in asked.items():
-        if is_name(path):
-            progress.tell(f"{name}: fetching {path} from the Hub")
-        located[name] = locate(path)
-        if source := located[name].source:
-            progress.tell(f"{name}: {source}")
-    return located
 
 
 def _calibrated(parts: Mapping[str, Part], text: Path) -> dict[str, Part]:

@@ -25,11 +25,11 @@ from outrider.export.certificate.tree_parity import (
     prepare_tree_parity,
 )
 from outrider.export.checkpoint import open_checkpoint
+from outrider.export.gguf.folder import KEPT_KINDS
 from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
-from outrider.export.weights.packed.matrices import PACKED_KINDS
 from transformers import PreTrainedModel
 
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
@@ -143,7 +143,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
             max_tree_nodes=entry.max_tree_nodes,
             bound=bound,
         )
-        has_blocks = entry.weights in BITS or entry.weights in PACKED_KINDS
+        has_blocks = entry.weights in BITS or entry.weights in KEPT_KINDS
         if has_blocks and entry.device_precision in HALF_TYPES:
             certificate[name]["device_rounding"] = check_rounding(
                 bundle.model_path(entry),

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _NARROW = frozenset({torch.float16, torch.bfloat16, torch.float32})
+# Rows of a weight that are widened at once: a head's table would be 1.9 GB in float64.
+_MOST_ROWS = 1 << 14
 _CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
 
 
@@ -32,6 +34,9 @@ class Doubles(TorchFunctionMode):  # type: ignore[misc]
             return func(*args, **(kwargs or {}))
         if func in _CASTS:
             func = Tensor.double
+        if name == "linear" and len(args[1]) > _MOST_ROWS and args[2:] in ((), (None,)):
+            left = _widened(args[0])
+            return torch.cat([func(left, one.double()) for one in args[1].split(_MOST_ROWS)], -1)
         changes_first = (
             name == "__setitem__"
             or name.startswith("__i")

@@ -14,6 +14,7 @@ from outrider.export.certificate.parity_cases import certified_prompts, certifie
 from outrider.export.certificate.reference import Reference, reference_logits
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
+from outrider.export.weights.mapped import read
 
 ALLOWED_LOSS = 2.0
 _TYPES = {FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
@@ -27,7 +28,9 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
     """
     model_config = checkpoint.model_config
     prompts, sources = certified_prompts(model_config, max_gamma), certified_sources(model_config)
-    logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts, sources)
+    model = checkpoint.load_as(_TYPES[precision])
+    with read(model):
+        logits = reference_logits(model, prompts, sources)
     if not np.isfinite(logits).all():
         raise BundleError(
             f"{checkpoint.path.name}: PyTorch overflows in {precision}; export with --weights {BFLOAT16}"

@@ -18,7 +18,7 @@ from outrider.engines.trees import path_to
 from outrider.export.certificate.doubles import Doubles
 from outrider.export.certificate.feeds import Sources
 from outrider.export.model_config import read_model_config
-from outrider.export.weights.mapped import widened
+from outrider.export.weights.mapped import read, widened
 from transformers import DynamicCache, PreTrainedModel
 
 # Logits below the likeliest; no model draws what is as far.
@@ -117,7 +117,7 @@ class Reference:
             assert self._model is not None, "a sequence that nobody prepared"
             with widened(self._model):
                 narrow = compute(self._model)
-            with Doubles():
+            with read(self._model), Doubles():
                 rounding = _most_apart(narrow, compute(self._model))
             self._known[key] = Logits(values=narrow, rounding=rounding)
         return self._known[key]

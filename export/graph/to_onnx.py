@@ -19,6 +19,7 @@ import onnx_ir as ir
 import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
+from outrider.export.gguf.keep import keep_blocks
 from outrider.export.graph.attention_kinds import (
     AttentionKind,
     check_attention,
@@ -61,6 +62,7 @@ def export_model(
     num_positions: int | None = None,
     num_source_positions: int | None = None,
     keeps_halves: bool = False,
+    keeps_blocks: bool = False,
 ) -> None:
     """Write the canonical float32 graph of a causal decoder to ``path`` and ``path``.data.
 
@@ -74,6 +76,7 @@ def export_model(
             all that the model knows.
         num_source_positions: tokens of a source at most; None for all positions that the encoder knows.
         keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
+        keeps_blocks: store what the model has in blocks of a GGUF file so (``gguf.keep``).
 
     Raises:
         BundleError: a traced graph is not canonical, computes by operators whose bits depend on the
@@ -100,7 +103,10 @@ def export_model(
                 program = _trace(decoder, decoder_signature(model_config))
             if reason := seen.why_not(model_config.window):
                 raise BundleError(f"{path.parent.name}: {reason}")
-            _write(program, path, last, stand_ins, keeps_halves=keeps_halves)
+            _rewrite(program, last, stand_ins)
+            if keeps_blocks:
+                keep_blocks(program.model.graph)
+            _save(program, path, keeps_halves=keeps_halves)
             check_canonical(path, model_config)
         else:
             most = min(model_config.source.max_source, num_source_positions or _MOST_POSITIONS)
@@ -125,23 +131,18 @@ def _export_text2text(
     ):
         decoder = SourcedDecoder(model, head, text, max_position=num_positions)
         program = _trace(decoder, decoder_signature(model_config))
-        _write(program, path, num_positions, stand_ins, keeps_halves=keeps_halves)
+        _rewrite(program, num_positions, stand_ins)
+        _save(program, path, keeps_halves=keeps_halves)
         reader = SourceReader(model, head, source, text, max_source=num_source_positions)
         program = _trace(reader, encode_signature(model_config, model_config.source))
-        _write(program, encode_path, num_source_positions, stand_ins, keeps_halves=keeps_halves)
+        _rewrite(program, num_source_positions, stand_ins)
+        _save(program, encode_path, keeps_halves=keeps_halves)
     check_canonical(path, model_config)
     check_canonical_encoder(encode_path, model_config, model_config.source)
 
 
-def _write(
-    program: torch.onnx.ONNXProgram,
-    path: Path,
-    num_positions: int,
-    stand_ins: StandIns,
-    *,
-    keeps_halves: bool,
-) -> None:
-    """Rewrite a traced graph to its canonical form and save it."""
+def _rewrite(program: torch.onnx.ONNXProgram, num_positions: int, stand_ins: StandIns) -> None:
+    """Rewrite a traced graph to its canonical form."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
     drop_unread_outputs(program.model.graph)
@@ -149,6 +150,9 @@ def _write(
     fuse(program.model)
     tabulate_positions(program.model.graph, num_positions)
     pad_single_queries(program.model.graph)
+
+
+def _save(program: torch.onnx.ONNXProgram, path: Path, *, keeps_halves: bool) -> None:
     if keeps_halves:
         keep_halves(program.model.graph)
     program.save(str(path), external_data=True)

@@ -23,12 +23,12 @@ from outrider.engines.bundle.plans import (
 from outrider.engines.device.cuda import compute_capability
 from outrider.engines.kv_cache import coarse_capacities
 from outrider.engines.tensorrt.api import TensorRtApi, find_api
+from outrider.export.gguf.folder import KEPT_KINDS
 from outrider.export.scratch import scratch_folder
 from outrider.export.tensorrt.graph import PRECISIONS
 from outrider.export.tensorrt.network import PlanJob, Report, build_plan
 from outrider.export.tensorrt.parts import PlanPart, plan_parts
 from outrider.export.weights.float8 import FLOAT8, LEAST_CAPABILITY
-from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.w8a8 import INTEGER_KINDS
 
 _HASH_LETTERS = 12
@@ -149,7 +149,7 @@ def _refusal(part: PlanPart, error: EngineError) -> str:
             f"{part.weights} weights are refused; export with "
             f"--weights float16 and build that bundle ({error})"
         )
-    if part.weights in PACKED_KINDS:
+    if part.weights in KEPT_KINDS:
         return f"{part.weights} weights are refused; export with --weights float32 and build that bundle ({error})"
     return str(error)
 

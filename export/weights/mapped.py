@@ -1,8 +1,9 @@
-"""Models whose weights stay in their files, mapped, in 16 bits: what they compute, in float32, and what a trace sees.
+"""Models whose weights stay in their files, mapped: what they compute, in float32, and what a trace sees.
 
-A mapped weight takes no memory of its own: the kernel reads its pages when they are wanted and drops them when others
-want memory. A module that computes gets its own weights in float32 for that long, so there is one module's float32 copy
-at a time, and the numbers are those of a model loaded as float32.
+They are of 16 bits, or stand for what a file stores otherwise (``stored``). A mapped weight takes no memory of its own:
+the kernel reads its pages when they are wanted and drops them when others want memory. A module that computes gets its
+own weights in float32 for that long, so there is one module's float32 copy at a time, and the numbers are those of a
+model loaded as float32.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import onnx_ir as ir
 import torch
 from onnxscript.optimizer import _constant_folding
 from outrider.engines.base import BundleError
+from outrider.export.weights.stored import StoredTensor, stored_weight
 from outrider.export.weights.widened import WidenedTensor
 from torch import Tensor, nn
 
@@ -41,22 +43,52 @@ def give_weights(model: nn.Module, source: nn.Module) -> None:
 
 
 def is_mapped(model: nn.Module) -> bool:
-    """Return whether a model has parameters of 16 bits."""
-    return any(one.dtype in _HALVES for one in model.parameters())
+    """Return whether a model has parameters that stay in their files."""
+    return any(_is_mapped(one) for one in model.parameters())
+
+
+def _is_mapped(value: Tensor) -> bool:
+    return value.dtype in _HALVES or value.is_meta
+
+
+def _float32(value: Tensor) -> Tensor:
+    """Return the values of a mapped weight."""
+    stored = stored_weight(value)
+    return value.float() if stored is None else torch.from_numpy(stored.values())
 
 
 @contextmanager
 def widened(model: nn.Module) -> Iterator[None]:
-    """Let a model compute in float32: each module's weights of 16 bits are widened while it computes."""
+    """Let a model compute in float32: each module's mapped weights are float32 while it computes."""
+    with _given(model, _is_mapped, _float32):
+        yield
+
+
+@contextmanager
+def read(model: nn.Module) -> Iterator[None]:
+    """Let a model compute in the types of its parameters: stored weights are read while their module computes."""
+
+    def values(value: Tensor) -> Tensor:
+        return _float32(value).to(value.dtype)
+
+    with _given(model, lambda value: value.is_meta, values):
+        yield
+
+
+@contextmanager
+def _given(
+    model: nn.Module, chosen: Callable[[Tensor], bool], values: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Give each module other values of chosen parameters while it computes."""
     hooks = []
     for owner, module in _computed_by(model):
         held = {
             name: value
             for name, value in module._parameters.items()
-            if value is not None and value.dtype in _HALVES
+            if value is not None and chosen(value)
         }
         if held:
-            hooks.append(owner.register_forward_pre_hook(_widen(module, held)))
+            hooks.append(owner.register_forward_pre_hook(_give(module, held, values)))
             hooks.append(owner.register_forward_hook(_narrow(module, held), always_call=True))
     try:
         yield
@@ -77,10 +109,12 @@ def _computed_by(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
             yield parent if name in asked else module, module
 
 
-def _widen(module: nn.Module, held: Mapping[str, nn.Parameter]) -> Callable[..., None]:
+def _give(
+    module: nn.Module, held: Mapping[str, nn.Parameter], values: Callable[[Tensor], Tensor]
+) -> Callable[..., None]:
     def give(*_: object) -> None:
         module._parameters.update(
-            {name: nn.Parameter(value.float(), False) for name, value in held.items()}
+            {name: nn.Parameter(values(value), False) for name, value in held.items()}
         )
 
     return give
@@ -113,7 +147,7 @@ class StandIns:
         try:
             for module, parameters in held:
                 for name, value in parameters.items():
-                    if value is not None and value.dtype in _HALVES:
+                    if value is not None and _is_mapped(value):
                         if id(value) not in seen:  # tied weights stay one
                             seen[id(value)] = self._stand_in(value)
                         module._parameters[name] = seen[id(value)]
@@ -124,7 +158,7 @@ class StandIns:
 
     def _stand_in(self, value: nn.Parameter) -> nn.Parameter:
         if value.ndim != 2 or value.numel() <= _MOST_FOLDED:
-            return nn.Parameter(value.float(), False)
+            return nn.Parameter(_float32(value), False)
         row = torch.full((1, value.shape[1]), torch.nan)
         self._rows.append(row)
         self._by_address[row.data_ptr()] = value
@@ -143,16 +177,15 @@ class StandIns:
             array = tensor.numpy()
             weight = self._by_address.get(array.__array_interface__["data"][0])
             if weight is not None and array.ndim == 2 and 0 in array.strides:
-                stored = _stored(weight, is_turned=array.strides[1] == 0)
-                value.const_value = WidenedTensor(stored, name=value.name)
+                value.const_value = _constant(weight, array.strides[1] == 0, value.name)
             elif self._by_address and np.isnan(array).any():
-                raise BundleError(
-                    f"{value.name}: computed from weights, which 16 bits do not allow"
-                )
+                raise BundleError(f"{value.name}: computed from weights, which stay in their file")
 
 
-def _stored(weight: nn.Parameter, *, is_turned: bool) -> ir.TensorProtocol:
-    """Return a mapped matrix of 16 bits, or its transpose, read when it is wanted."""
+def _constant(weight: nn.Parameter, is_turned: bool, name: str | None) -> ir.TensorProtocol:
+    """Return a mapped matrix, or its transpose, as float32, read when it is wanted."""
+    if (stored := stored_weight(weight)) is not None:
+        return StoredTensor([stored], is_turned=is_turned, name=name)
     kind = _HALVES[weight.dtype]
 
     def read() -> ir.TensorProtocol:
@@ -160,4 +193,4 @@ def _stored(weight: nn.Parameter, *, is_turned: bool) -> ir.TensorProtocol:
         return ir.tensor(np.ascontiguousarray(array.T if is_turned else array), dtype=kind)
 
     rows, columns = reversed(weight.shape) if is_turned else weight.shape
-    return ir.LazyTensor(read, kind, ir.Shape([rows, columns]))
+    return WidenedTensor(ir.LazyTensor(read, kind, ir.Shape([rows, columns])), name=name)

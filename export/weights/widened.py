@@ -17,6 +17,7 @@ import onnx_ir as ir
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.export.graph.edits import put_tensor
 from outrider.export.progress import Steps, untold
+from outrider.export.weights.stored import StoredTensor
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _KEPT = ".kept"
@@ -37,6 +38,10 @@ class WidenedTensor(ir.LazyTensor):
 
 def joined(parts: Sequence[ir.TensorProtocol], name: str) -> ir.TensorProtocol:
     """Return matrices [K, N] side by side, put together whenever they are read."""
+    stored = [part for part in parts if isinstance(part, StoredTensor) and part.is_turned]
+    if len(stored) == len(parts):
+        weights = [weight for part in stored for weight in part.weights]
+        return StoredTensor(weights, is_turned=True, name=name)
     columns = sum(part.shape.numpy()[1] for part in parts)
     halves = [part.stored for part in parts if isinstance(part, WidenedTensor)]
     kinds = {half.dtype for half in halves}

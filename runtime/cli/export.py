@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ def export(
     target: Annotated[
         Path,
         typer.Option(
-            help="Checkpoint of the target model: a folder, or organisation/model[@revision] on the Hub."
+            help="Checkpoint of the target model: a folder, a GGUF file, or organisation/model[@revision] on the Hub."
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to make; must not exist.")],
@@ -28,8 +29,8 @@ def export(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="float32, half, float16, bfloat16, int8, w8a8 or int4. Default: float32, or GPTQ's and AWQ's blocks "
-            "as the checkpoint has them."
+            help="float32, half, float16, bfloat16, int8, w8a8 or int4. Default: float32, or the blocks of GPTQ, AWQ "
+            "and GGUF as the checkpoint has them."
         ),
     ] = None,
     draft_weights: Annotated[str | None, typer.Option(help="Default: as --weights.")] = None,
@@ -107,7 +108,10 @@ def _summarise(out: Path, bundle: Bundle) -> None:
 def parity(
     bundle: Annotated[Path, typer.Argument(help="Exported bundle.")],
     target: Annotated[
-        Path, typer.Option(help="Checkpoint it was made from: a folder, or its name on the Hub.")
+        Path,
+        typer.Option(
+            help="Checkpoint it was made from: a folder, a GGUF file, or a name on the Hub."
+        ),
     ],
     draft: Annotated[Path | None, typer.Option(help="Checkpoint of its draft.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the certificate as JSON.")] = False,
@@ -119,10 +123,13 @@ def parity(
     with refusals():
         from outrider.engines.bundle.bundle import load_bundle
         from outrider.export.certificate.certify import certify_bundle, verdict
-        from outrider.export.hub import locate
+        from outrider.export.progress import Progress
+        from outrider.export.sources import located
 
-        folders = {name: locate(path).path for name, path in checkpoints.items()}
-        certificate = certify_bundle(load_bundle(bundle), folders)
+        scratch = Path(tempfile.gettempdir())
+        with located(checkpoints, scratch, Progress(lambda _: None)) as found:
+            folders = {name: one.path for name, one in found.items()}
+            certificate = certify_bundle(load_bundle(bundle), folders)
         line = verdict(certificate)
     text = json.dumps(certificate, indent=2, sort_keys=True)
     typer.echo(text if as_json else line)
