@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
+from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.base import BundleError, Engine, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.determinism import BitEquality, has_equal_bits
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.devices import (
     CPU,
     CUDA,
@@ -22,8 +22,8 @@ from outrider.engines.devices import (
 )
 
 if TYPE_CHECKING:
-    from outrider.engines.device.engine import PlanEngine
-    from outrider.engines.device.sampling.sampler import GraphSampler
+    from outrider.engines.accelerators.device.engine import PlanEngine
+    from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
     from outrider.engines.pair import Pair
 
 
@@ -89,11 +89,11 @@ def _open_one(
         undo.callback(memory.close)
         engine: Engine
         if chosen.kind == TENSORRT:
-            from outrider.engines.tensorrt.engine import open_tensorrt
+            from outrider.engines.accelerators.tensorrt.engine import open_tensorrt
 
             engine = open_tensorrt(bundle, entry, which, device=memory, owns_device=True, **options)
         else:
-            from outrider.engines.onnx.device_plan import open_on_device
+            from outrider.engines.accelerators.onnx.device_plan import open_on_device
 
             engine = open_on_device(
                 bundle,
@@ -199,12 +199,12 @@ def _open_together(
 
     def open_model(entry: ModelEntry, part: str) -> PlanEngine:
         if chosen.kind == TENSORRT:
-            from outrider.engines.tensorrt.engine import open_tensorrt
+            from outrider.engines.accelerators.tensorrt.engine import open_tensorrt
 
             return open_tensorrt(
                 bundle, entry, part, device=memory, max_batch=max_batch, with_trees=with_trees
             )
-        from outrider.engines.onnx.device_plan import open_on_device
+        from outrider.engines.accelerators.onnx.device_plan import open_on_device
 
         return open_on_device(
             bundle,
@@ -239,15 +239,15 @@ def _open_sampler(
         "vocab_size": bundle.manifest.target.vocab_size,
     }
     if chosen.kind != CPU and not _why_no_kernels(chosen.index):
-        from outrider.engines.device.sampling.kernels.compiled import CudaKernels
-        from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
+        from outrider.engines.accelerators.device.sampling.kernels.compiled import CudaKernels
+        from outrider.engines.accelerators.device.sampling.kernels.graphs import open_kernel_sampler
 
         return open_kernel_sampler(CudaKernels(memory), device=memory, **sizes)
     if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
-        from outrider.engines.tensorrt.sampler import open_tensorrt_sampler
+        from outrider.engines.accelerators.tensorrt.sampler import open_tensorrt_sampler
 
         return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
-    from outrider.engines.onnx.sampler import open_onnx_sampler
+    from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
 
     return open_onnx_sampler(
         _sampler_graphs(bundle),
@@ -267,10 +267,10 @@ def _sampler_graphs(bundle: Bundle) -> dict[str, bytes]:
 def _open_memory(chosen: Device) -> Any:
     """The device's memory and stream; its type is known only where CUDA's bindings are."""
     if chosen.kind == CPU:
-        from outrider.engines.device.base import HostDevice
+        from outrider.engines.accelerators.device.base import HostDevice
 
         return HostDevice()
-    from outrider.engines.device.cuda import CudaDevice
+    from outrider.engines.accelerators.device.cuda import CudaDevice
 
     return CudaDevice(chosen.index)
 
@@ -321,7 +321,7 @@ def parse_or_choose(text: str, bundle: Bundle) -> Device:
 
 def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
     try:
-        from outrider.engines.tensorrt.engine import check_plans
+        from outrider.engines.accelerators.tensorrt.engine import check_plans
     except ImportError:
         return "cuda-bindings is not installed"
     try:
@@ -334,8 +334,8 @@ def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
 def _why_no_kernels(index: int) -> str:
     """Say why the sampler does not run as kernels; the graphs of the bundle may instead."""
     try:
-        from outrider.engines.device.cuda import compute_capability
-        from outrider.engines.device.sampling.kernels.compiled import why_no_compiler
+        from outrider.engines.accelerators.device.cuda import compute_capability
+        from outrider.engines.accelerators.device.sampling.kernels.compiled import why_no_compiler
     except ImportError:
         return "cuda-bindings is not installed"
     try:
@@ -346,7 +346,7 @@ def _why_no_kernels(index: int) -> str:
 
 def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:
     """Say why TensorRT does not run the sampler itself; ONNX Runtime's CUDA provider may instead."""
-    from outrider.engines.tensorrt.sampler import check_sampler_plans
+    from outrider.engines.accelerators.tensorrt.sampler import check_sampler_plans
 
     try:
         check_sampler_plans(bundle, index)
@@ -363,7 +363,7 @@ def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, s
 
 
 def _why_no_device_graphs(bundle: Bundle, index: int) -> str:
-    from outrider.engines.device.cuda import compute_capability
+    from outrider.engines.accelerators.device.cuda import compute_capability
 
     capability = compute_capability(index)
     models = (bundle.manifest.target, bundle.manifest.draft)
@@ -379,7 +379,7 @@ def _why_no_cuda(index: int) -> str:
     if reason := why_unavailable(CUDA):
         return reason
     try:
-        from outrider.engines.device.cuda import compute_capability
+        from outrider.engines.accelerators.device.cuda import compute_capability
     except ImportError:
         return "cuda-bindings is not installed"
     try:

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
+from outrider.engines.accelerators.device.base import PlanDevice
+from outrider.engines.accelerators.device.engine import PlanEngine
+from outrider.engines.accelerators.device.pair_rounds import DeviceRounds
+from outrider.engines.accelerators.device.sampling.mixed import MixedSampler
+from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
+from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.base import Engine, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.device.base import PlanDevice
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.pair_rounds import DeviceRounds
-from outrider.engines.device.rounds import Rounds
-from outrider.engines.device.sampling.mixed import MixedSampler
-from outrider.engines.device.sampling.sampler import GraphSampler
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.rounds import Rounds
 from outrider.engines.sampling.base import Sampler
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 

@@ -9,6 +9,11 @@ from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ACCEPTED_PARITY, NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
+from outrider.export.accelerators.device_graphs import (
+    FLOAT32,
+    derive_device_graphs,
+    drop_device_graphs,
+)
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_bound, half_logits
 from outrider.export.certificate.parity import (
@@ -21,7 +26,6 @@ from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.facts import ModelFacts
 from outrider.export.graph.attention_kinds import has_sinks
-from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model

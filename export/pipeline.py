@@ -13,21 +13,21 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
+from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.memory import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
+from outrider.export.accelerators.sampler_graphs import write_sampler_graphs
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.hub import Located, is_name, locate
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
-from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.scratch import scratch_folder
 from outrider.export.vocabulary import check_tokens, prompt_tokenizer, write_texts
 from outrider.export.weights.given_text import read_rows

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CONTRACTS = "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.device.rounds"
+CONTRACTS = (
+    "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.rounds"
+)
 ENGINES = (
     f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle "
     "engines.determinism engines.memory engines.room"
 )
-DEVICE = f"{ENGINES} engines.device engines.sampling"
+DEVICE = f"{ENGINES} engines.accelerators.device engines.sampling"
 CORE = f"numpy {CONTRACTS} runtime.core runtime.grammar.base"
 GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1 outrider.oip"
 
@@ -26,9 +28,9 @@ RULES = {
     "engines.opening": "*",
     "engines.bundle": CONTRACTS,
     "engines.sampling": f"{CONTRACTS} numpy engines.jit",
-    "engines.device": DEVICE,
+    "engines.accelerators.device": DEVICE,
     "engines.onnx": f"{DEVICE} engines.jit",
-    "engines.tensorrt": DEVICE,
+    "engines.accelerators.tensorrt": DEVICE,
     "engines.reference": ENGINES,
     "runtime": "",
     "runtime.core": CORE,
@@ -79,8 +81,8 @@ HEAVY = {
     "onnx_ir": "export",
     "onnxruntime": "engines.onnx",
     "sentencepiece": "export.tokenizers",
-    "tensorrt": "engines.tensorrt export.tensorrt",
-    "cuda": "engines.device.cuda engines.device.sampling.kernels.compiled",
+    "tensorrt": "engines.accelerators.tensorrt export.accelerators.tensorrt",
+    "cuda": "engines.accelerators.device.cuda engines.accelerators.device.sampling.kernels.compiled",
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
     "grpc": "runtime.serving runtime.addons outrider",
     "ray": "runtime.addons.ray.app runtime.addons.ray.router",
@@ -96,7 +98,7 @@ HEAVY = {
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
-    "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
+    "engines.opening engines.accelerators.tensorrt.api engines.bundle.signatures export runtime.cli "
     "runtime.grammar.library runtime.serving.security runtime.serving.http.factory runtime.addons.vllm.opening "
     "runtime.serving.observability.tracing outrider"
 )

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 ADDONS = ("runtime/addons",)
 """Folders that register by entry points."""
 # Needs libraries that no machine without a GPU has.
-UNIMPORTABLE = ("outrider.engines.tensorrt", "outrider.engines.device.cuda")
+UNIMPORTABLE = (
+    "outrider.engines.accelerators.tensorrt",
+    "outrider.engines.accelerators.device.cuda",
+)
 LAUNCH = """
 import runpy, sys
 

@@ -80,3 +80,8 @@ def present_names(num_layers: int) -> tuple[str, ...]:
     """Return the outputs of all caches, each bound to the memory of its like in ``past_names``."""
     names = (new_key_name, new_value_name)
     return tuple(name(layer) for layer in range(num_layers) for name in names)
+
+
+def is_cache(name: str) -> bool:
+    """Return whether a graph's input or output of this name is a cache."""
+    return name.startswith(("key.", "value.", "new_key.", "new_value."))

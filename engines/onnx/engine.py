@@ -1,4 +1,4 @@
-"""Models on ONNX Runtime's CPU provider; ``engines.onnx.device_plan`` has the others.
+"""Models on ONNX Runtime's CPU provider; the add-on ``engines.accelerators`` has the others.
 
 The cache's memory is bound both as the graph's past and as its present, so that a step writes its
 few new keys and values in place. What a call costs beside the graph is Python, so everything that

@@ -98,7 +98,7 @@ def build(
     """Build TensorRT plans of a bundle's graphs into the bundle."""
     end_on_sigterm()
     with refusals():
-        from outrider.export.tensorrt.build import BuildOptions, build_plans
+        from outrider.export.accelerators.tensorrt.build import BuildOptions, build_plans
         from outrider.runtime.cli.progress import BuildProgress
 
     options = BuildOptions(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from outrider.engines.device.base import HostDevice
-from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
-from outrider.engines.onnx.sampler import open_onnx_sampler
+from outrider.engines.accelerators.device.base import HostDevice
+from outrider.engines.accelerators.device.sampling.kernels.graphs import open_kernel_sampler
+from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
 from outrider.engines.sampling.noise import CounterNoise
-from outrider.export.sampler_graphs import write_sampler_graphs
+from outrider.export.accelerators.sampler_graphs import write_sampler_graphs
 
 from tests.emulation.kernels.host import HostKernels
-from tests.engines.device.device_laws import MAX_TRIALS
+from tests.engines.accelerators.device.device_laws import MAX_TRIALS
 
 # The graphs keep the laws of so many draft tokens.
 MAX_GAMMA = 4

@@ -14,7 +14,7 @@ from outrider.engines.bundle.names import (
     MODEL_FILE,
     TREE_FILE,
 )
-from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.weights.blocks import BITS, quantize_file
 from outrider.export.weights.half_weights import FLOAT16, store_halves

@@ -81,7 +81,7 @@ def test_what_serves_plans_needs_no_onnxruntime() -> None:
     """With plans of the sampler's graphs TensorRT serves alone."""
     code = (
         "import sys; sys.modules['onnxruntime'] = None\n"
-        "import outrider.engines.tensorrt.engine, outrider.engines.tensorrt.sampler\n"
+        "import outrider.engines.accelerators.tensorrt.engine, outrider.engines.accelerators.tensorrt.sampler\n"
         "from outrider.engines import opening\n"
         "print(opening._why_no_cuda(0))"
     )

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import onnx
 import pytest
+from outrider.engines.accelerators.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.names import DEVICE_FILE, LOGITS
-from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.export import part
-from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.factory import load_model

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
 from outrider.engines.base import BundleError, Engine, EngineError, Span
 from outrider.engines.bundle import mapped_files
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.mapped_files import free_bytes, still_mapped, take_mapped
-from outrider.engines.device.sampling.sampler import GraphSampler
 from outrider.engines.opening import open_engine, open_pair
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is mapped")

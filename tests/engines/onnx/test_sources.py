@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outrider.engines.accelerators.device.base import HostDevice
+from outrider.engines.accelerators.onnx.device_plan import open_on_device
 from outrider.engines.base import BundleError, EngineError, EngineLimits
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.determinism import has_equal_bits
-from outrider.engines.device.base import HostDevice
 from outrider.engines.kv_cache import source_capacities, zeros
-from outrider.engines.onnx.device_plan import open_on_device
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine
 from outrider.engines.pair import source_memory

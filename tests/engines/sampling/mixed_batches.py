@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 
-from tests.engines.device.device_laws import same
+from tests.engines.accelerators.device.device_laws import same
 from tests.engines.rows import row_for
 from tests.engines.sampling.reference_sampler import ReferenceSampler
 

@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from outrider.engines.accelerators.device.sampling.rows import (
+    Shape,
+    Variant,
+    describe,
+    describe_judgement,
+)
 from outrider.engines.base import EngineError
-from outrider.engines.device.sampling.rows import Shape, Variant, describe, describe_judgement
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.runtime.oracle.block import emitted_probs_block

@@ -8,7 +8,7 @@ import pytest
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 
-from tests.engines.device.device_laws import TableNoise, logits_of
+from tests.engines.accelerators.device.device_laws import TableNoise, logits_of
 from tests.engines.rows import row_for
 from tests.engines.sampling.mixed_batches import NUM_SEEDS, VOCAB_SIZE, check_mixed_batch
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from outrider.engines.accelerators.device.engine import PlanEngine
+from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.accelerators.onnx.device_plan import open_on_device
+from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
 from outrider.engines.base import EngineError, FloatArray, Span
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.engines.onnx.device_plan import open_on_device
-from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.pair import DEVICE, HOST, Pair, open_together
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig
@@ -28,7 +28,7 @@ from outrider.runtime.core.request import Request
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop.device_step import TREES
 
-from tests.engines.device.strict_device import StrictDevice
+from tests.engines.accelerators.device.strict_device import StrictDevice
 from tests.runtime.markov import feed_all_but_last_tokens, spec
 from tests.runtime.pair import PairHarness
 
@@ -47,7 +47,7 @@ def bundle(tiny_bundle: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def pairs(tiny_bundle: Path) -> Iterator[dict[str, Pair]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.engines.device.base.HostDevice", StrictDevice)
+        patch.setattr("outrider.engines.accelerators.device.base.HostDevice", StrictDevice)
         device = PairHarness(tiny_bundle, DEVICE)
     harnesses = {DEVICE: device, HOST: PairHarness(tiny_bundle, HOST)}
     yield {place: harness.pair for place, harness in harnesses.items()}

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from outrider.engines.accelerators.device.engine import PlanEngine
+from outrider.engines.accelerators.device.sampling.lists import NGRAMS
+from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.sampling.lists import NGRAMS
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.engines.onnx.sampler import open_onnx_sampler
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import DEVICE, HOST, choose_place, open_together
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
@@ -40,8 +40,8 @@ from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.verify.chi_square import goodness_of_fit
 
+from tests.engines.accelerators.device.strict_device import StrictDevice
 from tests.engines.contract import extend_one
-from tests.engines.device.strict_device import StrictDevice
 from tests.runtime.markov import feed_all_but_last_tokens, spec
 from tests.runtime.pair import PairHarness, SilentDecoder
 
@@ -73,7 +73,7 @@ def alike(tiny_bundle: Path, host: PairHarness) -> PairHarness:
 @pytest.fixture(scope="module")
 def device(tiny_bundle: Path) -> Iterator[PairHarness]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outrider.engines.device.base.HostDevice", StrictDevice)
+        patch.setattr("outrider.engines.accelerators.device.base.HostDevice", StrictDevice)
         harness = PairHarness(tiny_bundle, DEVICE)
     yield harness
     harness.close()
@@ -453,7 +453,7 @@ def test_a_failing_target_ends_its_requests_and_no_others(
 
 def test_everything_is_kept_where_the_draft_is_the_target(tiny_bundle: Path) -> None:
     bundle = load_bundle(tiny_bundle)
-    from outrider.engines.onnx.device_plan import open_on_device
+    from outrider.engines.accelerators.onnx.device_plan import open_on_device
 
     memory = StrictDevice()
     pair = open_together(

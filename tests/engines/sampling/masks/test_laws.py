@@ -10,10 +10,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+from outrider.engines.accelerators.device.sampling.mixed import MixedSampler
+from outrider.engines.accelerators.device.sampling.rows import Shape, describe
+from outrider.engines.accelerators.device.sampling.tensors import Variant
 from outrider.engines.base import EngineError
-from outrider.engines.device.sampling.mixed import MixedSampler
-from outrider.engines.device.sampling.rows import Shape, describe
-from outrider.engines.device.sampling.tensors import Variant
 from outrider.engines.sampling.adjust import process_logits
 from outrider.engines.sampling.base import CandidateNode, ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
