@@ -9,11 +9,6 @@ from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ACCEPTED_PARITY, NO_DEVICE, W8A8, ModelEntry
 from outrider.engines.bundle.names import MODEL_FILE
-from outrider.export.accelerators.device_graphs import (
-    FLOAT32,
-    derive_device_graphs,
-    drop_device_graphs,
-)
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.half_loss import half_bound, half_logits
 from outrider.export.certificate.parity import (
@@ -24,6 +19,7 @@ from outrider.export.certificate.parity import (
 )
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
+from outrider.export.exporters import device_graphs
 from outrider.export.facts import ModelFacts
 from outrider.export.graph.attention_kinds import has_sinks
 from outrider.export.graph.grouped_heads import derive_grouped_graph
@@ -33,7 +29,7 @@ from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.given_text import given_text
-from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.half_weights import BFLOAT16, FLOAT32, HALF_TYPES, store_halves
 from outrider.export.weights.packed.blocks import keep_blocks
 from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.shared_data import share_data
@@ -125,8 +121,9 @@ class _Export:
         self._facts = part.checkpoint.facts
         self._sizes = sizes
         self._path = root / part.name / MODEL_FILE
+        self._device_graphs = device_graphs()
         # What accelerators compute in, as far as is known.
-        self._precision = part.precision
+        self._precision = part.precision if self._device_graphs is not None else ""
         self._progress = progress
 
     def run(self) -> tuple[ModelEntry, dict[str, object]]:
@@ -168,7 +165,9 @@ class _Export:
         return self._entry(), certificate
 
     def _why_no_device(self) -> str:
-        """Return why accelerators have no graphs of a model whatever its weights, empty where they have."""
+        """Return why accelerators have no graphs of a model, whatever its weights; empty where they have."""
+        if self._device_graphs is None:
+            return "it was exported without the add-on for accelerators"
         if self._facts.has_experts:  # see ``make_part``
             return "accelerators would wait for the host to count the rows of experts"
         if has_sinks(self._path):
@@ -211,10 +210,11 @@ class _Export:
         has_trees = sizes.max_tree_nodes > 0
         if has_trees:
             derive_tree_graphs(path)
-        if device:
-            derive_device_graphs(path, device, with_trees=has_trees)
-        else:
-            drop_device_graphs(path)
+        if self._device_graphs is not None:
+            if device:
+                self._device_graphs.derive_device_graphs(path, device, with_trees=has_trees)
+            else:
+                self._device_graphs.drop_device_graphs(path)
         return certify(
             reference,
             path,

@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
-from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.memory import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
-from outrider.export.accelerators.sampler_graphs import write_sampler_graphs
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
+from outrider.export.exporters import sampler_graphs
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.hub import Located, is_name, locate
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
@@ -196,13 +196,14 @@ def _write(
     for name, part in parts.items():
         entries[name], certificate[name] = export_part(part, root, sizes, progress)
     target, draft = entries["target"], _beside(root, entries, progress)
-    progress.tell("sampler: writing its graphs")
-    write_sampler_graphs(
-        root / SAMPLER_FOLDER,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=None if draft is None else draft.vocab_size,
-        max_gamma=sizes.max_gamma,
-    )
+    if (sampler := sampler_graphs()) is not None:
+        progress.tell("sampler: writing its graphs")
+        sampler.write_sampler_graphs(
+            root / SAMPLER_FOLDER,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=None if draft is None else draft.vocab_size,
+            max_gamma=sizes.max_gamma,
+        )
     progress.tell("manifest: hashing files")
     facts = parts["target"].checkpoint.facts
     manifest = Manifest(

@@ -292,7 +292,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_prompt_is_copied_to_the_draft_no_sooner_than_it_would_be_fed",
             "test_both_models_read_the_prompt_once",
         ),
-        "runtime/loop/test_ahead": (
+        "engines/accelerators/loop/test_ahead": (
             "test_completions_of_one_prompt_are_those_of_their_own_seeds",
         ),
     },

@@ -44,9 +44,8 @@ from outrider.export.graph.attention_kinds import (
 from outrider.export.graph.edits import constant, drop_unused, put, put_input, source, take_over
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.trees import give_tree_inputs, keep_path_graph
-from outrider.export.weights.half_weights import HALF_TYPES
+from outrider.export.weights.half_weights import FLOAT32, HALF_TYPES
 
-FLOAT32 = "float32"
 _KINDS = {FLOAT32: ir.DataType.FLOAT, **HALF_TYPES}
 # Input of TensorScatter-24: the columns that rows are written from.
 _WRITE_INDICES = 2

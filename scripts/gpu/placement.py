@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from outrider.engines.accelerators.device.sampling.tensors import NUM_ANSWERS, SAMPLER_FOLDER
+from outrider.engines.accelerators.device.sampling.tensors import NUM_ANSWERS
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import SAMPLER_FOLDER
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
-from outrider.engines.accelerators.device.base import DeviceTensor
+from outrider.engines.accelerators.device.base import DeviceTensor, PlanDevice
 from outrider.engines.accelerators.device.engine import PlanEngine
 from outrider.engines.accelerators.device.sampling.round import DeviceRound
 from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
@@ -29,10 +29,20 @@ _ANY_TOKEN = 0
 class DeviceRounds:
     """Implements ``engines.rounds.Rounds``.
 
-    All three share a device; the draft is None where no row asks for it.
+    The draft is None where no row asks for it.
+
+    Attributes:
+        device: that all three share.
     """
 
-    def __init__(self, target: PlanEngine, draft: PlanEngine | None, sampler: GraphSampler) -> None:
+    def __init__(
+        self,
+        target: PlanEngine,
+        draft: PlanEngine | None,
+        sampler: GraphSampler,
+        device: PlanDevice,
+    ) -> None:
+        self.device = device
         self._target = target
         self._draft = draft
         self._sampler = sampler

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from outrider.engines.accelerators.device.base import Call, DeviceTensor, HostDevice, PlanDevice
 from outrider.engines.accelerators.device.sampling.sampler import GraphSampler, GraphSet
-from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.accelerators.onnx.bound_session import BoundSession
 from outrider.engines.base import EngineError
+from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.devices import CPU
 from outrider.engines.onnx.session import open_session, records_graphs
 from outrider.engines.sampling.noise import NoiseSource

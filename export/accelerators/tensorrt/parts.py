@@ -14,7 +14,6 @@ from outrider.engines.accelerators.device.sampling.plans import (
 from outrider.engines.accelerators.device.sampling.tensors import (
     KEPT_ROWS,
     NEW_KEPT_ROWS,
-    SAMPLER_FOLDER,
     keeps_rows,
 )
 from outrider.engines.accelerators.device.sources import read_part, read_profile
@@ -28,7 +27,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
+from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, SAMPLER_FOLDER, TREE_FILE
 from outrider.engines.bundle.plans import Profile, derive_profiles, source_capacity
 from outrider.export.accelerators.tensorrt.graph import derive_graph, derive_read_graph
 from outrider.export.accelerators.tensorrt.network import cache_updates, source_updates

@@ -34,7 +34,7 @@ from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import Timing, floor_seconds
 from scripts.lab.widen.widen import PAIRS
 from tests.emulation.install import emulate
-from tests.engines.halves import halve_bundle
+from tests.engines.accelerators.halves import halve_bundle
 
 ROOT = Path(__file__).parents[3]
 SMALL = {

@@ -10,14 +10,10 @@ from pathlib import PurePosixPath
 
 from outrider.engines.accelerators.device.base import DeviceTensor
 from outrider.engines.accelerators.device.sampling.lists import LIST_LIMITS, padded_length
-from outrider.engines.accelerators.device.sampling.tensors import (
-    COUNTED,
-    LISTS,
-    LOGITS,
-    SAMPLER_FOLDER,
-)
+from outrider.engines.accelerators.device.sampling.tensors import COUNTED, LISTS, LOGITS
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import Manifest
+from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.bundle.plans import DEFAULT_OPT_BATCH, PlanEntry, Profile, Range, Shape
 
 SAMPLE = "sample"

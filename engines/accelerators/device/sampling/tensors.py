@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import numpy as np
 
-SAMPLER_FOLDER: Final = "sampler"
-
 # Probabilities become integers in units of 2 ** -42, so that sums are exact, whatever their order:
 # a vocabulary of up to 2 ** 20 entries fits 62 bits, and what is lost is below 3e-7 altogether.
 FRACTION_BITS: Final = 42

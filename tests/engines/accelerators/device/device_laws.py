@@ -13,34 +13,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pytest
-from outrider.engines.sampling.noise import CounterNoise, Purpose
+from outrider.engines.sampling.noise import Purpose
 
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import logits_of
 
 GRID = np.concatenate([[0.0], (np.arange(16) + 0.5) / 16, [1.0 - 2.0**-53]])
 NUM_BISECTIONS = 28
 MAX_TRIALS = len(GRID)
-MAX_ERROR = 1e-6
-
-
-class TableNoise:
-    """A ``NoiseSource`` that looks its uniforms up by (seed, purpose, position)."""
-
-    def __init__(self):
-        self.tables = []
-
-    def uniform(self, seed, *, purpose, position, round_start):
-        return self.tables[seed].get((purpose, position), 0.5)
-
-    def exponentials(self, seed, position, size):
-        return CounterNoise().exponentials(seed, position, size)
-
-
-def logits_of(*rows):
-    """[R, V] float32 logits of probability rows."""
-    with np.errstate(divide="ignore"):
-        return np.log(np.array(rows)).astype(np.float32)
 
 
 def outcomes(sampler, noise, tables, draft_row, target_row, gamma, given=None, **changes):
@@ -116,12 +96,3 @@ def _pieces(run, table, coordinate):
         open_ends = [half for half in halves if half[2] != half[3]]
     borders = sorted((low + high) / 2 for low, high, _, _ in open_ends)
     return list(pairwise([0.0, *borders, 1.0]))
-
-
-def same(one, other):
-    """Whether two verdicts agree, overlaps up to rounding."""
-    return (one.num_accepted, one.next_token, one.num_fallbacks) == (
-        other.num_accepted,
-        other.next_token,
-        other.num_fallbacks,
-    ) and one.overlaps == pytest.approx(other.overlaps, abs=MAX_ERROR)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines import pair
+from outrider.engines.accelerators import pair
 from outrider.engines.accelerators.device.base import HostDevice
 from outrider.engines.accelerators.device.cuda import CudaDevice
 from outrider.engines.accelerators.device.sampling.kernels import compiled
@@ -34,8 +34,8 @@ from outrider.runtime.serving.settings import ServeOptions
 
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate
+from tests.engines.accelerators.halves import halve_bundle
 from tests.engines.contract import MakeEngine, extend_one, make_tokens
-from tests.engines.halves import halve_bundle
 from tests.engines.tree_contract import TreeContract
 from tests.runtime.markov import spec
 from tests.runtime.pair import PairHarness
@@ -218,7 +218,7 @@ def test_rounds_answer_as_the_host_does_whatever_runs_late(
     sampled_by: str,
 ) -> None:
     harness = serve(load_bundle(root), device, DEVICE)
-    traffic, launched = harness.pair.memory.traffic, scheduled.num_launched
+    traffic, launched = harness.pair.rounds.device.traffic, scheduled.num_launched
     for heat, answers in expected.items():
         copies, waits = traffic.num_to_host, traffic.num_waits
         assert harness.answers(requests(temperature=heat)) == answers

@@ -16,14 +16,22 @@ from outrider.engines.accelerators.device.sampling.lists import (
     why_not,
 )
 from outrider.engines.accelerators.device.sampling.mixed import MixedSampler
-from outrider.engines.accelerators.device.sampling.rows import Shape, Variant, describe
+from outrider.engines.accelerators.device.sampling.rows import (
+    Shape,
+    Variant,
+    describe,
+    describe_judgement,
+)
 from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
 from outrider.engines.base import EngineError
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.engines.sampling.noise import CounterNoise
 from outrider.runtime.core.checks.limits import RequestLimits
 
 from tests.engines.rows import row_for
+from tests.engines.sampling.masks.test_laws import V as MASKED_V
+from tests.engines.sampling.masks.test_laws import only
 
 MAX_GAMMA, V = 4, 8
 
@@ -109,3 +117,40 @@ def test_rows_whose_laws_the_graphs_do_not_take_are_the_hosts(folders) -> None:
         differ += found[1] != graphs.judge(logits, rows[1:])[0]
     assert differ, "the two samplers draw by different orders, so some seed must tell them apart"
     graphs.close()
+
+
+def test_drafts_judged_as_blocks_are_refused_by_name():
+    shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=2)
+    row = replace(row_for((0,)), is_sampled_draft=True, verifies_block=True)
+    feeds = describe([row], shape, Variant.PLAIN, has_lists=False)
+    with pytest.raises(EngineError, match="blocks"):
+        describe_judgement(feeds, [row], shape, CounterNoise(), np.array([1]))
+
+
+class Named:
+    """A sampler that answers with its name."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def why_not(self, params):
+        return ""
+
+    def propose(self, logits, rows, *, vocab_size):
+        return [self.name] * len(rows)
+
+    def judge(self, logits, rows):
+        return [self.name] * len(rows)
+
+
+def test_a_devices_graphs_leave_masked_rows_to_the_host():
+    mixed = MixedSampler(Named("graphs"), Named("host"))
+    rows = [row_for(), row_for(masks=only(1)[None])]
+    assert (
+        mixed.judge(None, rows)
+        == mixed.propose(None, rows, vocab_size=MASKED_V)
+        == ["graphs", "host"]
+    )
+    shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=MASKED_V)
+    with pytest.raises(EngineError, match="token masks"):
+        describe([rows[1]], shape, Variant.GREEDY, has_lists=False)

@@ -28,9 +28,9 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.noise import NoiseSource, Purpose
 
 from tests.emulation.kernels.host import _SOURCE, HostKernels, library
-from tests.engines.accelerators.device.device_laws import TableNoise, logits_of
 from tests.engines.accelerators.device.test_sampler_laws import LAWS, LOGITS, MAX_ERROR, law_case
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import TableNoise, logits_of
 from tests.engines.sampling.mixed_batches import check_mixed_batch, drafted_by, mixed_rows
 
 MAX_GAMMA = 4

@@ -15,8 +15,8 @@ from outrider.engines.onnx.session import open_session
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.export.accelerators.sampler_graphs.builder import FLOAT, INT64, Graph
 
-from tests.engines.accelerators.device.device_laws import same
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import same
 from tests.engines.sampling.reference_sampler import ReferenceSampler
 
 MAX_ERROR = 1e-6

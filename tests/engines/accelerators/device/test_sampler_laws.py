@@ -15,8 +15,9 @@ from outrider.export.accelerators.sampler_graphs.builder import FLOAT, Graph
 from outrider.runtime.oracle.sampling import adjusted_probs
 from outrider.runtime.oracle.verification import emitted_probs, point_mass
 
-from tests.engines.accelerators.device.device_laws import TableNoise, outcomes, round_law
+from tests.engines.accelerators.device.device_laws import outcomes, round_law
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import TableNoise
 from tests.runtime.oracle.laws import (
     F1_DRAFT,
     F1_TARGET,

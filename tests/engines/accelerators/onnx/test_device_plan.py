@@ -14,8 +14,8 @@ from outrider.engines.onnx import session as onnx_session
 from outrider.engines.opening import open_engine
 
 from tests.engines.accelerators.device.strict_device import StrictDevice
+from tests.engines.accelerators.halves import halve_bundle
 from tests.engines.contract import EngineContract, MakeEngine, extend_one, make_tokens, span
-from tests.engines.halves import halve_bundle
 from tests.engines.tree_contract import TreeContract
 
 

@@ -195,3 +195,10 @@ def test_a_graph_that_is_not_as_declared_is_refused(handmade: Bundle, tmp_path: 
         BundleError, match=r"target/device_encode\.onnx: tensors missing or unknown"
     ):
         on_device(changed)
+
+
+def test_a_bundle_of_before_accelerators_read_sources_is_refused_there(tmp_path: Path) -> None:
+    bundle = load_bundle(write_source_bundle(tmp_path / "bundle"))
+    reason = r"target: no device\.onnx; export the bundle again"
+    with pytest.raises(BundleError, match=reason):
+        open_on_device(bundle, bundle.manifest.target, StrictDevice(), runs_device_graphs=True)

@@ -19,8 +19,8 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.export.accelerators.sampler_graphs import sampler_graphs
 
-from tests.engines.accelerators.device.device_laws import logits_of, same
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import logits_of, same
 from tests.engines.sampling.mixed_batches import drafted_by
 from tests.engines.sampling.reference_sampler import ReferenceSampler
 from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET

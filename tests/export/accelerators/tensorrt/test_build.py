@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.engines import opening
+from outrider.engines.accelerators.backends import TensorRtBackend
 from outrider.engines.accelerators.device.cuda import compute_capability
 from outrider.engines.accelerators.device.sampling.plans import sampler_profile
 from outrider.engines.accelerators.device.sources import choose_read_plan
@@ -19,7 +19,6 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.files import fingerprint
 from outrider.engines.bundle.manifest import Manifest, write_manifest
 from outrider.engines.bundle.plans import Machine
-from outrider.engines.devices import Device
 from outrider.export.accelerators.tensorrt.build import BuildOptions, build_plans
 from outrider.export.accelerators.tensorrt.parts import MODELS, TREES, plan_parts
 from outrider.export.pipeline import ExportOptions, export_bundle
@@ -260,7 +259,7 @@ def test_without_a_gpu_the_way_out_is_named(built: Path) -> None:
 
 @pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the sampler would run on it")
 def test_where_the_sampler_cannot_run_every_reason_is_given(built: Path) -> None:
-    reason = opening._why_no_sampler(load_bundle(built), Device("tensorrt"))
+    reason = TensorRtBackend().why_no_sampler(load_bundle(built), 0)
     assert "CUDA: " in reason
     assert "; this onnxruntime has no CUDAExecutionProvider" in reason
 

@@ -16,12 +16,13 @@ import onnxruntime
 import pytest
 from outrider.engines.accelerators.device.engine import PlanEngine
 from outrider.engines.accelerators.device.sampling.lists import NGRAMS
-from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
+from outrider.engines.accelerators.pair import open_together
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
+from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.opening import open_pair
-from outrider.engines.pair import DEVICE, HOST, choose_place, open_together
+from outrider.engines.pair import DEVICE, HOST, choose_place
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError

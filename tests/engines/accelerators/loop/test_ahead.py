@@ -13,12 +13,13 @@ import numpy as np
 import onnxruntime
 import pytest
 from outrider.engines.accelerators.device.engine import PlanEngine
-from outrider.engines.accelerators.device.sampling.tensors import SAMPLER_FOLDER
 from outrider.engines.accelerators.onnx.device_plan import open_on_device
 from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
+from outrider.engines.accelerators.pair import open_together
 from outrider.engines.base import EngineError, FloatArray, Span
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.engines.pair import DEVICE, HOST, Pair, open_together
+from outrider.engines.bundle.names import SAMPLER_FOLDER
+from outrider.engines.pair import DEVICE, HOST, Pair
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.errors import Draining
@@ -91,7 +92,7 @@ class Log:
 
     def __init__(self, patch: pytest.MonkeyPatch, device: PairHarness) -> None:
         self.words: list[str] = []
-        memory = device.pair.memory
+        memory = device.pair.rounds.device
         self._note(patch, onnxruntime.InferenceSession, "run_with_iobinding", "run")
         for name in ("upload", "download", "wait"):
             self._note(patch, memory, name, name)
@@ -114,7 +115,7 @@ def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
     device: PairHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, prompt = decoding_beside_a_prompt(device, "order")
-    traffic = device.pair.memory.traffic
+    traffic = device.pair.rounds.device.traffic
     log = Log(monkeypatch, device)
     # What the sampler reads. Three draft steps and their draws, the target, the judgement; each draw with its noise,
     # which the host draws here.
@@ -316,7 +317,7 @@ def test_a_failed_round_forgets_what_was_fed_behind_it(
     host: PairHarness, device: PairHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, prompt = decoding_beside_a_prompt(device, "failing")
-    memory = device.pair.memory
+    memory = device.pair.rounds.device
 
     def broken(mark: int | None = None) -> None:
         raise EngineError("the device is gone")
