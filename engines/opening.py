@@ -43,10 +43,21 @@ def open_engine(
         BundleError: the bundle has no such model, or its graph does not fit the manifest.
         EngineError: the backend cannot load it, or there is none for the device.
     """
+    options = EngineOptions(
+        num_threads=num_threads,
+        max_batch=max_batch,
+        with_trees=with_trees,
+        provider_options=provider_options or {},
+    )
+    return _open_one(bundle, which, parse_or_choose(device, bundle), options, beside)
+
+
+def _open_one(
+    bundle: Bundle, which: Which, chosen: Device, options: EngineOptions, beside: Engine | None
+) -> Engine:
     entry = bundle.manifest.target if which == "target" else bundle.manifest.draft
     if entry is None:
         raise BundleError("the bundle has no draft model")
-    chosen = parse_or_choose(device, bundle)
     engine: Engine
     if chosen.kind == CPU:
         from outrider.engines.onnx.engine import OnnxEngine
@@ -55,18 +66,12 @@ def open_engine(
         engine = OnnxEngine(
             bundle,
             entry,
-            num_threads=num_threads,
-            max_batch=max_batch,
-            with_trees=with_trees,
+            num_threads=options.num_threads,
+            max_batch=options.max_batch,
+            with_trees=options.with_trees,
             beside=beside,
         )
     else:
-        options = EngineOptions(
-            num_threads=num_threads,
-            max_batch=max_batch,
-            with_trees=with_trees,
-            provider_options=provider_options or {},
-        )
         engine = _backend(chosen).open_engine(bundle, entry, which, chosen.index, options)
     with ExitStack() as undo:
         undo.callback(engine.close)
@@ -99,45 +104,37 @@ def open_pair(
         raise EngineError(
             f"provider option {min(provider_options)}: device {chosen} has no such provider"
         )
-    rows = max_batch or bundle.manifest.max_batch
+    options = EngineOptions(
+        num_threads=num_threads,
+        max_batch=max_batch or bundle.manifest.max_batch,
+        with_trees=with_trees,
+        provider_options=provider_options or {},
+    )
     is_accelerator = chosen.kind != CPU
     # On the CPU rounds stay with the host's own sampler unless the device is asked for: nothing is looked up then.
     missing = _why_no_sampler(bundle, chosen) if is_accelerator or sampler == DEVICE else ""
     place, reason = choose_place(sampler, is_accelerator=is_accelerator, missing=missing)
-    if place == DEVICE:
-        options = EngineOptions(
-            num_threads=num_threads,
-            max_batch=rows,
-            with_trees=with_trees,
-            provider_options=provider_options or {},
-        )
-        pair = _backend(chosen).open_pair(bundle, chosen.index, options, reason=reason)
-        with ExitStack() as undo:
-            undo.callback(pair.close)
-            bundle.take_mapped()
-            undo.pop_all()
-        return pair
+    if place != DEVICE:
+        return _open_apart(bundle, chosen, options, reason)
+    pair = _backend(chosen).open_pair(bundle, chosen.index, options, reason=reason)
+    with ExitStack() as undo:
+        undo.callback(pair.close)
+        bundle.take_mapped()
+        undo.pop_all()
+    return pair
 
-    def open_one(which: Which, target: Engine | None) -> Engine:
-        return open_engine(
-            bundle,
-            which,
-            device=str(chosen),
-            num_threads=num_threads,
-            max_batch=rows,
-            with_trees=with_trees,
-            provider_options=provider_options,
-            beside=target,
-        )
 
+def _open_apart(bundle: Bundle, chosen: Device, options: EngineOptions, reason: str) -> Pair:
+    """Open engines whose logits the host reads, and the host's sampler."""
     draft = None
     with ExitStack() as undo:
-        target = open_one("target", None)
+        target = _open_one(bundle, "target", chosen, options, None)
         undo.callback(target.close)
         if bundle.manifest.draft is not None:
-            draft = open_one("draft", target)
+            draft = _open_one(bundle, "draft", chosen, options, target)
             undo.callback(draft.close)
-        pair = open_on_host(target, draft, bundle, rows, reason)
+        max_batch = options.max_batch or bundle.manifest.max_batch
+        pair = open_on_host(target, draft, bundle, max_batch, reason)
         undo.pop_all()
     return pair
 

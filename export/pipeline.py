@@ -19,7 +19,7 @@ from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
 from outrider.engines.bundle.names import SAMPLER_FOLDER
-from outrider.engines.memory import machine_memory_bytes, size_words
+from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes

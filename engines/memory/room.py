@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.memory import size_words, token_bytes
+from outrider.engines.memory.sizes import size_words, token_bytes
 
 MEMORY_SHARE = 0.5
 FEW_SLOTS = 8

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import FileEntry
-from outrider.engines.room import fit_memory
+from outrider.engines.memory.room import fit_memory
 
 GIB = 1 << 30
 

@@ -7,7 +7,12 @@ import mmap
 from pathlib import Path
 
 import pytest
-from outrider.engines.huge_pages import HugePages, huge_page_bytes, private_blocks, use_everywhere
+from outrider.engines.memory.huge_pages import (
+    HugePages,
+    huge_page_bytes,
+    private_blocks,
+    use_everywhere,
+)
 
 PAGE = huge_page_bytes()
 needs_huge_pages = pytest.mark.skipif(not PAGE, reason="this system has no huge pages")
