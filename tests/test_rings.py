@@ -18,11 +18,11 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.runtime.cli.refusals import EXIT_REFUSED
 
 from scripts.lab.soak.server import outrider, running_server
-from tests.test_architecture import ADDONS
+from tests.test_architecture import ADDONS, is_under
 
 ROOT = Path(__file__).parents[1]
-# What an add-on's own tests stand on beside its code.
-TEST_FOLDERS = {"accelerators": ("tests/emulation", "scripts/gpu")}
+# An add-on's own beside its code and the tests that mirror it.
+OWN_FOLDERS = {"accelerators": ["tests/emulation"]}
 # The checkout is installed as links, too: what is not in the copy must not be found there.
 SITE = """
 import sys
@@ -41,10 +41,6 @@ for found in pkgutil.walk_packages(outrider.__path__, "outrider."):
         importlib.import_module(found.name)
 """
 SMALL = ("--max-context", "64", "--max-batch", "2", "--max-gamma", "2", "--max-tree-nodes", "0")
-# Tests that hold what an add-on makes or is asked for, without importing it.
-OF_ADDONS = {
-    "accelerators": (),
-}
 
 
 def folders_of(addon: str) -> list[str]:
@@ -161,10 +157,10 @@ def imported(path: Path) -> frozenset[str]:
     return frozenset(names).union(*(imported(file) for file in files if file.exists()))
 
 
-def is_of(addon: str, path: Path) -> bool:
-    """Whether a test needs an add-on: it, or what it imports, imports it."""
-    own = tuple(f"outrider.{one}" for one in ADDONS[addon].split())
-    return any(name.startswith(own) for name in imported(path))
+def needs(path: Path, gone: Iterable[str]) -> bool:
+    """Whether a test needs what is in some folders: it, or what it imports, imports it."""
+    modules = " ".join(one.replace("/", ".") for one in gone)
+    return any(is_under(name.removeprefix("outrider."), modules) for name in imported(path))
 
 
 @pytest.mark.long
@@ -174,20 +170,18 @@ def test_the_others_pass_their_tests_without_an_add_on(addon: str, tmp_path: Pat
     listed = subprocess.check_output(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
     )
-    gone = (*folders_of(addon), *TEST_FOLDERS.get(addon, ()))
+    code = folders_of(addon)
+    gone = (*code, *(f"tests/{one}" for one in code), *OWN_FOLDERS.get(addon, []))
     for name in listed.splitlines():
         path = ROOT / name
-        is_left = (
-            path.suffix == ".py" and name.startswith(("tests/", "scripts/")) and is_of(addon, path)
-        )
-        if path.is_file() and not is_left and not name.startswith(gone):
+        is_test = path.suffix == ".py" and name.startswith(("tests/", "scripts/"))
+        if path.is_file() and not name.startswith(gone) and not (is_test and needs(path, gone)):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, tmp_path / name)
     (tmp_path / "sitecustomize.py").write_text(SITE)
     subprocess.run(["bash", "scripts/stage"], cwd=tmp_path, check=True)
     paths = os.pathsep.join(map(str, (tmp_path, tmp_path / "build" / "stage")))
-    skipped = [f"--deselect={one}" for one in OF_ADDONS.get(addon, ())]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *skipped]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     command += ["tests/engines", "tests/export", "tests/runtime", "tests/client"]
     done = subprocess.run(
         command,
