@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import faulthandler
 import os
 import shutil
 import subprocess
@@ -167,6 +168,7 @@ def needs(path: Path, gone: Iterable[str]) -> bool:
 @pytest.mark.parametrize("addon", ADDONS)
 def test_the_others_pass_their_tests_without_an_add_on(addon: str, tmp_path: Path) -> None:
     """Deleted with its folders and its tests, an add-on is missed by nobody."""
+    faulthandler.cancel_dump_traceback_later()  # the tests within have that limit each
     listed = subprocess.check_output(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
     )
