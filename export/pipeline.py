@@ -196,7 +196,9 @@ def _write(
     for name, part in parts.items():
         entries[name], certificate[name] = export_part(part, root, sizes, progress)
     target, draft = entries["target"], _beside(root, entries, progress)
-    if (sampler := sampler_graphs()) is not None:
+    if (sampler := sampler_graphs()) is None:
+        progress.tell("no add-on for accelerators is installed: their graphs are left out")
+    else:
         progress.tell("sampler: writing its graphs")
         sampler.write_sampler_graphs(
             root / SAMPLER_FOLDER,
