@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
-from outrider.export.facts import ModelFacts, SourceFacts, model_facts
 from outrider.export.folder import check_weight_files, read_config, read_generation_config
 from outrider.export.kinds import TEXT_GENERATION, task_of
+from outrider.export.model_config import EncoderConfig, ModelConfig, read_model_config
 from outrider.export.probe import refuse_untraceable
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
@@ -45,16 +45,16 @@ class Checkpoint:
 
     path: Path
     config: PretrainedConfig
-    facts: ModelFacts
+    model_config: ModelConfig
     task: str
     packed: PackedLayout | None = None
 
     def within(self, max_context: int) -> Checkpoint:
         """Return the checkpoint for texts of so many tokens at most, from which a wider window hides nothing."""
-        window = self.facts.window
+        window = self.model_config.window
         if window is None or window < max_context:
             return self
-        return replace(self, facts=replace(self.facts, window=None))
+        return replace(self, model_config=replace(self.model_config, window=None))
 
     def num_weight_bytes(self) -> int:
         """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""
@@ -186,22 +186,24 @@ def open_checkpoint(
     config = read_config(path)
     packed = packed_layout(path.name, getattr(config, "quantization_config", None))
     task = task_of(path.name, config)
-    facts = _facts(path, config)
+    model_config = _model_config(path, config)
     if task == TEXT_GENERATION:
-        refuse_untraceable(path.name, config, facts)
+        refuse_untraceable(path.name, config, model_config)
     if max_context is not None:
-        _refuse_limits(path.name, facts, max_context)
-    if facts.source is not None:
-        most = _max_source(path.name, facts.source, max_source)
-        facts = replace(facts, source=replace(facts.source, max_source=most))
+        _refuse_limits(path.name, model_config, max_context)
+    if model_config.source is not None:
+        most = _max_source(path.name, model_config.source, max_source)
+        model_config = replace(model_config, source=replace(model_config.source, max_source=most))
     check_weight_files(path)
-    opened = Checkpoint(path=path, config=config, facts=facts, task=task, packed=packed)
+    opened = Checkpoint(
+        path=path, config=config, model_config=model_config, task=task, packed=packed
+    )
     return opened if max_context is None else opened.within(max_context)
 
 
-def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:
+def _model_config(path: Path, config: PretrainedConfig) -> ModelConfig:
     try:
-        return model_facts(config, read_generation_config(path))
+        return read_model_config(config, read_generation_config(path))
     except AttributeError as error:
         raise BundleError(
             f"{path.name}: {config.model_type} names a size otherwise: {error}"
@@ -212,12 +214,13 @@ def _facts(path: Path, config: PretrainedConfig) -> ModelFacts:
         ) from error
 
 
-def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
-    most = facts.max_position
-    if most < max_context and facts.changing_rope:
+def _refuse_limits(name: str, model_config: ModelConfig, max_context: int) -> None:
+    most = model_config.max_position
+    if most < max_context and model_config.changing_rope:
         raise BundleError(
-            f"{name}: max_context {max_context} is above {most}, where the angles of rope_type {facts.changing_rope} "
-            f"change for all tokens, which a graph cannot follow; export with --max-context {most}"
+            f"{name}: max_context {max_context} is above {most}, where the angles of rope_type "
+            f"{model_config.changing_rope} change for all tokens, which a graph cannot follow; export with --max-context "
+            f"{most}"
         )
     if most < max_context:
         raise BundleError(
@@ -225,7 +228,7 @@ def _refuse_limits(name: str, facts: ModelFacts, max_context: int) -> None:
         )
 
 
-def _max_source(name: str, source: SourceFacts, asked: int | None) -> int:
+def _max_source(name: str, source: EncoderConfig, asked: int | None) -> int:
     if asked is None:
         return min(DEFAULT_MAX_SOURCE, source.max_source)
     if asked < 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from outrider.engines.memory.sizes import size_words, token_bytes
-from outrider.export.facts import UNLIMITED_POSITIONS, ModelFacts
+from outrider.export.model_config import UNLIMITED_POSITIONS, ModelConfig
 
 LEAST_CONTEXT = 1024
 MOST_CONTEXT = 1 << 16
@@ -24,21 +24,21 @@ _LOGIT_ROWS = 1000
 _FLOAT32_BYTES = 4
 
 
-def default_context(facts: Mapping[str, ModelFacts]) -> tuple[int, str]:
+def default_context(model_config: Mapping[str, ModelConfig]) -> tuple[int, str]:
     """Return a bundle's context in tokens, and why, in words.
 
     Args:
-        facts: of the models, by "target" and "draft".
+        model_config: of the models, by "target" and "draft".
     """
     part, own = min(
-        ((name, one.max_position) for name, one in facts.items()), key=lambda item: item[1]
+        ((name, one.max_position) for name, one in model_config.items()), key=lambda item: item[1]
     )
     known = f"the {part}'s {own}"
-    if kind := facts[part].changing_rope:
+    if kind := model_config[part].changing_rope:
         known += f", beyond which the angles of rope_type {kind} change"
     if own >= UNLIMITED_POSITIONS:
         own, known = LEAST_CONTEXT, f"{LEAST_CONTEXT}, since the {part} names no limit"
-    full = f"a full slot takes {size_words(min(own, MOST_CONTEXT) * token_bytes(facts.values()))}"
+    full = f"a full slot takes {size_words(min(own, MOST_CONTEXT) * token_bytes(model_config.values()))}"
     if own <= MOST_CONTEXT:
         return own, f"context {own}, all of {known}: {full}"
     rule = f"{MOST_CONTEXT} tokens at most; --max-context asks for more"

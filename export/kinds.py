@@ -9,7 +9,7 @@ from __future__ import annotations
 import transformers
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
-from outrider.export.facts import has_experts
+from outrider.export.model_config import has_experts
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

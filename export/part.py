@@ -20,12 +20,12 @@ from outrider.export.certificate.parity import (
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.exporters import device_graphs
-from outrider.export.facts import ModelFacts
 from outrider.export.graph.attention_kinds import has_sinks
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.given_text import given_text
@@ -92,7 +92,7 @@ def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
     weights = checkpoint.half_precision() if asked == HALF else asked
     if weights is None:
         weights = FLOAT32 if packed is None else packed.kind
-    if weights == W8A8 or checkpoint.facts.has_experts:
+    if weights == W8A8 or checkpoint.model_config.has_experts:
         # Accelerators would dequantise every weight in every call, or wait for the host to count rows of experts.
         precision = ""
     elif weights in INTEGER_KINDS or weights in PACKED_KINDS:
@@ -118,7 +118,7 @@ class _Export:
 
     def __init__(self, part: Part, root: Path, sizes: Sizes, progress: Progress) -> None:
         self._part = part
-        self._facts = part.checkpoint.facts
+        self._model_config = part.checkpoint.model_config
         self._sizes = sizes
         self._path = root / part.name / MODEL_FILE
         self._device_graphs = device_graphs()
@@ -128,19 +128,19 @@ class _Export:
 
     def run(self) -> tuple[ModelEntry, dict[str, object]]:
         """Return the entry of the manifest and the certificate."""
-        part, sizes, facts = self._part, self._sizes, self._facts
+        part, sizes, model_config = self._part, self._sizes, self._model_config
         self._tell(f"loading {part.checkpoint.config.model_type}")
         halved = self._half_logits()
         model = part.checkpoint.load()
         self._tell("computing what it answers, to compare with")
         reference = prepare(
             model,
-            facts,
+            model_config,
             max_gamma=sizes.max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
             report=self._progress.steps(f"{part.name}: cases answered by PyTorch"),
         )
-        own = float32_bound(reference, facts, max_gamma=sizes.max_gamma)
+        own = float32_bound(reference, model_config, max_gamma=sizes.max_gamma)
         exact = own.accepting(part.accepted)
         halves = None
         if halved is not None:
@@ -168,7 +168,7 @@ class _Export:
         """Return why accelerators have no graphs of a model, whatever its weights; empty where they have."""
         if self._device_graphs is None:
             return "it was exported without the add-on for accelerators"
-        if self._facts.has_experts:  # see ``make_part``
+        if self._model_config.has_experts:  # see ``make_part``
             return "accelerators would wait for the host to count the rows of experts"
         if has_sinks(self._path):
             # ONNX Runtime 1.31.1: "Only kNone and kQK output modes are supported in unified unfused attention".
@@ -190,14 +190,14 @@ class _Export:
         return halved
 
     def _write_graphs(self, model: PreTrainedModel) -> None:
-        facts, sizes = self._facts, self._sizes
-        self._tell(f"writing the graph ({facts.num_layers} layers)")
+        model_config, sizes = self._model_config, self._sizes
+        self._tell(f"writing the graph ({model_config.num_layers} layers)")
         # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
         export_model(
             model,
             self._path,
             num_positions=sizes.max_context + sizes.max_extend,
-            num_source_positions=facts.source.max_source if facts.source else None,
+            num_source_positions=model_config.source.max_source if model_config.source else None,
             keeps_halves=self._part.weights != FLOAT32,
         )
 
@@ -218,7 +218,7 @@ class _Export:
         return certify(
             reference,
             path,
-            self._facts,
+            self._model_config,
             max_gamma=sizes.max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
             bound=bound,
@@ -247,7 +247,7 @@ class _Export:
         found = check_parity(
             reference,
             self._path,
-            self._facts,
+            self._model_config,
             max_gamma=self._sizes.max_gamma,
             bound=exact,
             exact_blocks=True,
@@ -263,37 +263,37 @@ class _Export:
         if device in HALF_TYPES:
             found["device_rounding"] = check_rounding(
                 self._path,
-                self._facts,
+                self._model_config,
                 max_gamma=self._sizes.max_gamma,
                 bound=halves,
             )
         return found
 
     def _entry(self) -> ModelEntry:
-        facts = self._facts
+        model_config = self._model_config
         return ModelEntry(
             path=self._part.name,
-            num_layers=facts.num_layers,
-            num_kv_heads=facts.num_kv_heads,
-            head_size=facts.head_size,
-            vocab_size=facts.vocab_size,
+            num_layers=model_config.num_layers,
+            num_kv_heads=model_config.num_kv_heads,
+            head_size=model_config.head_size,
+            vocab_size=model_config.vocab_size,
             weights=self._part.weights,
             max_tree_nodes=self._sizes.max_tree_nodes,
             narrowest_span=NARROWEST_SPAN,
             device_precision=self._precision,
-            source=_source_entry(facts),
+            source=_source_entry(model_config),
         )
 
 
-def _source_entry(facts: ModelFacts) -> SourceEntry | None:
-    if facts.source is None:
+def _source_entry(model_config: ModelConfig) -> SourceEntry | None:
+    if model_config.source is None:
         return None
     return SourceEntry(
-        num_heads=facts.source.num_heads,
-        head_size=facts.source.head_size,
-        max_source=facts.source.max_source,
-        vocab_size=facts.source.vocab_size,
-        hidden_size=facts.source.hidden_size,
+        num_heads=model_config.source.num_heads,
+        head_size=model_config.source.head_size,
+        max_source=model_config.source.max_source,
+        vocab_size=model_config.source.vocab_size,
+        hidden_size=model_config.source.hidden_size,
     )
 
 
@@ -310,7 +310,7 @@ def halved_logits(part: Part, max_gamma: int) -> tuple[str, FloatArray]:
     try:
         return kind, half_logits(part.checkpoint, kind, max_gamma=max_gamma)
     except BundleError:
-        if part.weights == part.precision and part.checkpoint.facts.source is None:
+        if part.weights == part.precision and part.checkpoint.model_config.source is None:
             raise
     return BFLOAT16, half_logits(part.checkpoint, BFLOAT16, max_gamma=max_gamma)
 
@@ -318,14 +318,14 @@ def halved_logits(part: Part, max_gamma: int) -> tuple[str, FloatArray]:
 def _store(part: Part, path: Path, progress: Progress) -> None:
     """Rewrite the canonical graph with the weights that were asked for."""
     checkpoint, steps = part.checkpoint, progress.steps(f"{part.name}: weights")
-    facts, text = checkpoint.facts, None
+    model_config, text = checkpoint.model_config, None
     if part.calibration is not None:
-        text = given_text(path, facts, part.calibration)
+        text = given_text(path, model_config, part.calibration)
     if part.weights == W8A8:
-        count = quantize_static(path, facts, text, steps)
+        count = quantize_static(path, model_config, text, steps)
         progress.tell(f"{part.name}: {count} products take 8-bit activations")
     elif part.weights in INTEGER_KINDS:
-        quantize_file(path, part.weights, facts, text, steps)
+        quantize_file(path, part.weights, model_config, text, steps)
     elif part.weights in PACKED_KINDS:
         assert checkpoint.packed is not None
         count = keep_blocks(path, checkpoint.path, checkpoint.packed, steps)
@@ -336,5 +336,5 @@ def _store(part: Part, path: Path, progress: Progress) -> None:
 
 def _share(part: Part, path: Path) -> None:
     """Have the data file of the graphs as they are served, where there are two canonical ones."""
-    if part.checkpoint.facts.source is not None:
+    if part.checkpoint.model_config.source is not None:
         share_data(path, path.with_name(ENCODE_FILE))

@@ -178,7 +178,7 @@ def _calibrated(parts: Mapping[str, Part], text: Path) -> dict[str, Part]:
 
 
 def _default_context(checkpoints: Mapping[str, Checkpoint], progress: Progress) -> int:
-    found, words = default_context({name: one.facts for name, one in checkpoints.items()})
+    found, words = default_context({name: one.model_config for name, one in checkpoints.items()})
     progress.tell(words)
     return found
 
@@ -207,7 +207,7 @@ def _write(
             max_gamma=sizes.max_gamma,
         )
     progress.tell("manifest: hashing files")
-    facts = parts["target"].checkpoint.facts
+    model_config = parts["target"].checkpoint.model_config
     manifest = Manifest(
         target=target,
         draft=draft,
@@ -215,8 +215,8 @@ def _write(
         max_batch=sizes.max_batch,
         max_gamma=sizes.max_gamma,
         max_extend=sizes.max_extend,
-        eos_token_ids=facts.eos_token_ids,
-        bos_token_id=facts.bos_token_id,
+        eos_token_ids=model_config.eos_token_ids,
+        bos_token_id=model_config.bos_token_id,
         files=hash_files(root),
         # Of ONNX Runtime the package's own word: two distributions hold it.
         versions={name: version(name) for name in _PACKAGES} | {"onnxruntime": LIBRARY_VERSION},
@@ -260,12 +260,12 @@ def _check_options(out: Path, options: ExportOptions) -> None:
 
 def _check_sources(checkpoints: Mapping[str, Checkpoint], max_source: int | None) -> None:
     """Refuse an encoder that nobody gives sources to, and a draft's that cannot read the target's."""
-    target = checkpoints["target"].facts.source
+    target = checkpoints["target"].model_config.source
     if target is None and max_source is not None:
         raise BundleError("max_source: the target has no encoder")
     if "draft" not in checkpoints:
         return
-    draft = checkpoints["draft"].facts.source
+    draft = checkpoints["draft"].model_config.source
     if target is None:
         if draft is not None:
             raise BundleError("draft: its encoder wants sources, but the target has no encoder")
@@ -297,7 +297,7 @@ def _check_machine(folder: Path, checkpoints: Collection[Checkpoint], progress: 
             f"{wanted >> 20} MiB of disk are wanted for the export, {free >> 20} free"
         )
     memory = export_memory_bytes(
-        (one.num_parameters(), one.facts.vocab_size) for one in checkpoints
+        (one.num_parameters(), one.model_config.vocab_size) for one in checkpoints
     )
     has = machine_memory_bytes()
     of_machine = "" if has is None else f", of {size_words(has)}"

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
-from outrider.export.facts import ModelFacts
 from outrider.export.graph.tracing.angles import original_angles
 from outrider.export.graph.tracing.experts import separate_experts
 from outrider.export.graph.tracing.kv_export import (
@@ -23,6 +22,7 @@ from outrider.export.graph.tracing.kv_export import (
 from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.signatures import decoder_signature
 from outrider.export.graph.tracing.windows import Windows
+from outrider.export.model_config import ModelConfig
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
@@ -42,14 +42,14 @@ _FAILURES = (
 _PLACE_DEPENDENT = frozenset({"celu", "elu", "mish", "selu", "softplus"})
 
 
-def refuse_untraceable(name: str, config: PretrainedConfig, facts: ModelFacts) -> None:
+def refuse_untraceable(name: str, config: PretrainedConfig, model_config: ModelConfig) -> None:
     """Refuse a decoder whose attention or cache is not that of the canonical graph.
 
     Raises:
         BundleError: ``name`` cannot be exported; says why.
     """
     try:
-        reason = _why_not(config, facts)
+        reason = _why_not(config, model_config)
     except UnsupportedAttentionError as error:
         reason = str(error)
     except _FAILURES as error:
@@ -88,14 +88,14 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
+def _why_not(config: PretrainedConfig, model_config: ModelConfig) -> str:
     model = _without_weights(config)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return (
             "the model takes no positions (position_ids), so its texts could not go on from a cache"
         )
     calls = _Calls()
-    windows = Windows(facts.max_position)
+    windows = Windows(model_config.max_position)
     with (
         separate_experts(model),
         angles_without_complex(model),
@@ -104,8 +104,8 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
         torch.no_grad(),
         torch.device("meta"),
     ):
-        decoder = CanonicalDecoder(model, head, windows, max_position=facts.max_position)
-        example = _on_meta(decoder_signature(facts).example)
+        decoder = CanonicalDecoder(model, head, windows, max_position=model_config.max_position)
+        example = _on_meta(decoder_signature(model_config).example)
         with calls:
             logits, _, _ = decoder(*example)
     if calls.placed:
@@ -116,21 +116,21 @@ def _why_not(config: PretrainedConfig, facts: ModelFacts) -> str:
     attends, scattered = calls.arguments["attend"], calls.arguments["scatter_kv"]
     if not attends:
         return "the model does not attend through the attention interface of Transformers"
-    if len(attends) != facts.num_layers:
-        return f"the model attends {len(attends)} times in {facts.num_layers} layers"
+    if len(attends) != model_config.num_layers:
+        return f"the model attends {len(attends)} times in {model_config.num_layers} layers"
     if not all(call["is_causal"] for call in attends):
         return "the model is an encoder, whose tokens see later ones"
-    if len(scattered) != 2 * facts.num_layers:
-        return f"the model caches keys and values of {len(scattered) // 2} of {facts.num_layers} layers"
-    if reason := windows.why_not(facts.window):
+    if len(scattered) != 2 * model_config.num_layers:
+        return f"the model caches keys and values of {len(scattered) // 2} of {model_config.num_layers} layers"
+    if reason := windows.why_not(model_config.window):
         return reason
-    if tuple(logits.shape[1:]) != (example[2].shape[1], facts.vocab_size):
+    if tuple(logits.shape[1:]) != (example[2].shape[1], model_config.vocab_size):
         return f"the model answers {tuple(logits.shape)}, not a logit per token"
-    return _why_other_cache(scattered, facts)
+    return _why_other_cache(scattered, model_config)
 
 
-def _why_other_cache(scattered: list[dict[str, Any]], facts: ModelFacts) -> str:
-    wanted = (facts.num_kv_heads, facts.head_size)
+def _why_other_cache(scattered: list[dict[str, Any]], model_config: ModelConfig) -> str:
+    wanted = (model_config.num_kv_heads, model_config.head_size)
     for call in scattered:
         found = (call["update"].shape[1], call["update"].shape[3])
         if found != wanted:

@@ -39,7 +39,7 @@ def prompt_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 def _tokenizers(checkpoint: Checkpoint) -> tuple[Tokenizer, Tokenizer | None]:
     """Return a checkpoint's tokenizers of answers and, where it has an encoder, of sources."""
-    if checkpoint.facts.source is None:
+    if checkpoint.model_config.source is None:
         return _checked_tokenizer(checkpoint), None
     return read_tokenizers(checkpoint.path, checkpoint.config).tokenizers()
 
@@ -53,7 +53,7 @@ def write_texts(target: Checkpoint, root: Path) -> EncoderDecoder | None:
         BundleError: a tokenizer cannot be converted, nothing says what an answer begins with, or a chat template is
             none.
     """
-    if target.facts.source is not None:
+    if target.model_config.source is not None:
         return write_tokenizers(target.path, target.config, root)
     shutil.copyfile(target.path / TOKENIZER_FILE, root / TOKENIZER_FILE)
     write_chat(target.path, root)
@@ -72,10 +72,10 @@ def _checked_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
         raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is missing")
     tokenizer = Tokenizer.from_file(str(path))
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if index >= checkpoint.facts.vocab_size:
+        if index >= checkpoint.model_config.vocab_size:
             raise BundleError(
                 f"{checkpoint.path.name}: token {token!r} has id {index}, but the model's "
-                f"vocabulary ends at {checkpoint.facts.vocab_size - 1}"
+                f"vocabulary ends at {checkpoint.model_config.vocab_size - 1}"
             )
     return tokenizer
 

@@ -17,8 +17,8 @@ from outrider.export.certificate.parity import (
     compare_logits,
 )
 from outrider.export.certificate.reference import Reference
-from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -82,9 +82,9 @@ def measure(family: str, context: int, folder: Path) -> tuple[CaseResult, Bound]
     path = folder / family / "model.onnx"
     path.parent.mkdir()
     export_model(model, path)
-    facts = model_facts(model.config)
-    tokens = np.random.default_rng(0).integers(0, facts.vocab_size, (2, context + sum(TAIL)))
-    runner = GraphRunner(path, facts, batch=2, capacity=context + sum(TAIL) + 16)
+    text_config = read_model_config(model.config)
+    tokens = np.random.default_rng(0).integers(0, text_config.vocab_size, (2, context + sum(TAIL)))
+    runner = GraphRunner(path, text_config, batch=2, capacity=context + sum(TAIL) + 16)
     cuts = list(itertools.accumulate((context - context // 2, context // 2, *TAIL), initial=0))
     answered = [
         runner.extend(tokens[:, begin:end], np.full(2, begin))

@@ -141,7 +141,7 @@ def _row(path: str) -> str:
         restrictions.append("refused")
     if field.search is Search.ONLY:
         restrictions.append("beam search only")
-    if field.search in (Search.NEVER, Search.UNTOLD):
+    if field.search in (Search.NEVER, Search.UNREPORTED):
         restrictions.append("not with beam search")
     if field.models is not Models.ALL:
         restrictions.append(_MODELS[field.models])

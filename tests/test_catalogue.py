@@ -311,7 +311,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_failed_pass_changes_no_token",
             "test_what_a_form_forces_against_the_request_is_a_conflict",
         ),
-        "runtime/grammar/test_form": (
+        "runtime/grammar/test_constraint": (
             "test_masks_are_those_of_a_fresh_form_after_any_drafts",
             "test_forced_tokens_are_all_that_the_masks_allow",
         ),

@@ -25,7 +25,7 @@ from outrider.export.certificate.tree_parity import (
     prepare_tree_parity,
 )
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
@@ -38,7 +38,7 @@ _MOST_FARTHER = 1.5
 
 def prepare(
     model: PreTrainedModel,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     *,
     max_gamma: int,
     max_tree_nodes: int,
@@ -53,10 +53,10 @@ def prepare(
     """
     reference = Reference(model)
     # Refuses what is not a number before all else.
-    float32_bound(reference, facts, max_gamma=max_gamma)
-    prepare_parity(reference, facts, max_gamma=max_gamma, report=report)
+    float32_bound(reference, model_config, max_gamma=max_gamma)
+    prepare_parity(reference, model_config, max_gamma=max_gamma, report=report)
     if max_tree_nodes:
-        prepare_tree_parity(reference, facts, max_tree_nodes=max_tree_nodes)
+        prepare_tree_parity(reference, model_config, max_tree_nodes=max_tree_nodes)
     reference.release()
     return reference
 
@@ -64,7 +64,7 @@ def prepare(
 def certify(
     model: PreTrainedModel | Reference,
     path: Path,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     *,
     max_gamma: int,
     max_tree_nodes: int,
@@ -81,7 +81,7 @@ def certify(
     """
     others = map(path.with_name, (GROUPED_FILE, DEVICE_FILE))
     graphs = [path, *(other for other in others if other.exists())]
-    num_cases = len(graphs) * len(parity_cases(facts, max_gamma, seed=0))
+    num_cases = len(graphs) * len(parity_cases(model_config, max_gamma, seed=0))
     counter = itertools.count(1)
 
     def judge(graph: Path) -> dict[str, object]:
@@ -89,7 +89,7 @@ def certify(
             check_parity(
                 model,
                 graph,
-                facts,
+                model_config,
                 max_gamma=max_gamma,
                 bound=bound,
                 compared=lambda: report(next(counter), num_cases),
@@ -97,7 +97,7 @@ def certify(
         )
         if max_tree_nodes and graph.name in TREE_FILES:
             found |= check_tree_parity(
-                model, graph, facts, max_tree_nodes=max_tree_nodes, bound=bound
+                model, graph, model_config, max_tree_nodes=max_tree_nodes, bound=bound
             )
         return found
 
@@ -126,11 +126,11 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
             max_context=manifest.max_context,
             max_source=entry.source.max_source if entry.source else None,
         )
-        _refuse_other_sizes(name, checkpoint.facts, entry)
+        _refuse_other_sizes(name, checkpoint.model_config, entry)
         reference, max_gamma = Reference(checkpoint.load()), manifest.max_gamma
         exact = float32_bound(
             reference,
-            checkpoint.facts,
+            checkpoint.model_config,
             max_gamma=max_gamma,
             accepted=manifest.accepted_parity(entry.path),
         )
@@ -138,7 +138,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         certificate[name] = certify(
             reference,
             bundle.model_path(entry),
-            checkpoint.facts,
+            checkpoint.model_config,
             max_gamma=max_gamma,
             max_tree_nodes=entry.max_tree_nodes,
             bound=bound,
@@ -147,7 +147,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         if has_blocks and entry.device_precision in HALF_TYPES:
             certificate[name]["device_rounding"] = check_rounding(
                 bundle.model_path(entry),
-                checkpoint.facts,
+                checkpoint.model_config,
                 max_gamma=max_gamma,
                 bound=None,
             )
@@ -176,14 +176,18 @@ def verdict(certificate: Mapping[str, Mapping[str, object]]) -> str:
     return f"parity holds; {'; '.join(parts)}"
 
 
-def _refuse_other_sizes(name: str, facts: ModelFacts, entry: ModelEntry) -> None:
+def _refuse_other_sizes(name: str, model_config: ModelConfig, entry: ModelEntry) -> None:
     sizes = [
-        (field, getattr(facts, field), getattr(entry, field))
+        (field, getattr(model_config, field), getattr(entry, field))
         for field in ("num_layers", "num_kv_heads", "head_size", "vocab_size")
     ]
     # None on the side that has no encoder.
     sizes += [
-        (f"source.{field}", getattr(facts.source, field, None), getattr(entry.source, field, None))
+        (
+            f"source.{field}",
+            getattr(model_config.source, field, None),
+            getattr(entry.source, field, None),
+        )
         for field in ("num_heads", "head_size", "vocab_size", "hidden_size")
     ]
     for field, theirs, ours in sizes:

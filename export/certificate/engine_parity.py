@@ -75,8 +75,8 @@ def _check_engine(
         max_context=manifest.max_context,
         max_source=entry.source.max_source if entry.source else None,
     )
-    prompts = certified_prompts(checkpoint.facts, manifest.max_gamma)[: manifest.max_batch]
-    sources = certified_sources(checkpoint.facts)
+    prompts = certified_prompts(checkpoint.model_config, manifest.max_gamma)[: manifest.max_batch]
+    sources = certified_sources(checkpoint.model_config)
     if sources is not None:
         sources = Sources(
             tokens=sources.tokens[: len(prompts)], lengths=sources.lengths[: len(prompts)]
@@ -84,7 +84,7 @@ def _check_engine(
     reference = Reference(checkpoint.load())
     bound = float32_bound(
         reference,
-        checkpoint.facts,
+        checkpoint.model_config,
         max_gamma=manifest.max_gamma,
         accepted=manifest.accepted_parity(entry.path),
     )

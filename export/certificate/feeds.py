@@ -16,7 +16,7 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import SOURCE, SOURCE_LENGTH, is_source_cache
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 
 # Of caches beyond what was written.
 _UNREAD = 7.0
@@ -45,13 +45,13 @@ class GraphFeeds:
 
     Args:
         session: over the graph.
-        facts: of its model.
+        model_config: of its model.
     """
 
-    def __init__(self, session: Any, facts: ModelFacts) -> None:
+    def __init__(self, session: Any, model_config: ModelConfig) -> None:
         self._shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
         self._packed = PackedGraph.of(
-            self._shapes, num_kv_heads=facts.num_kv_heads, last=facts.max_position - 1
+            self._shapes, num_kv_heads=model_config.num_kv_heads, last=model_config.max_position - 1
         )
 
     def caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:

@@ -13,7 +13,7 @@ from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_F
 from outrider.engines.onnx.session import WeightOptions, open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.half_emulation import HALF_KINDS, twin_of
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 
 # Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
 # in every call, which is slower and by other kernels: bits differ from those served.
@@ -36,7 +36,7 @@ class GraphRunner:
     def __init__(
         self,
         path: Path,
-        facts: ModelFacts,
+        model_config: ModelConfig,
         *,
         batch: int,
         capacity: int,
@@ -46,14 +46,14 @@ class GraphRunner:
     ) -> None:
         self._session = open_graph(path, maps_weights=maps_weights, exact_blocks=exact_blocks)
         self._encoder: Any = None
-        if facts.source is not None:
+        if model_config.source is not None:
             is_device = path.name in names.DEVICE_FILES
             self._encoder = open_graph(
                 path.with_name(DEVICE_ENCODE_FILE if is_device else ENCODE_FILE),
                 maps_weights=maps_weights,
                 exact_blocks=exact_blocks,
             )
-        self._feeds = GraphFeeds(self._session, facts)
+        self._feeds = GraphFeeds(self._session, model_config)
         self._sizes = batch, capacity, source_capacity
         self.forget()
 

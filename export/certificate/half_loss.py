@@ -25,8 +25,8 @@ def half_logits(checkpoint: Checkpoint, precision: str, *, max_gamma: int) -> Fl
     Raises:
         BundleError: they are not numbers: the model overflows in float16.
     """
-    facts = checkpoint.facts
-    prompts, sources = certified_prompts(facts, max_gamma), certified_sources(facts)
+    model_config = checkpoint.model_config
+    prompts, sources = certified_prompts(model_config, max_gamma), certified_sources(model_config)
     logits = reference_logits(checkpoint.load_as(_TYPES[precision]), prompts, sources)
     if not np.isfinite(logits).all():
         raise BundleError(
@@ -39,8 +39,10 @@ def half_bound(
     reference: Reference, halved: FloatArray, checkpoint: Checkpoint, *, max_gamma: int
 ) -> Bound:
     """Return how far from the model in float32 a graph may be, where PyTorch in 16 bits answers ``halved``."""
-    facts = checkpoint.facts
-    expected = reference.logits(certified_prompts(facts, max_gamma), certified_sources(facts))
+    model_config = checkpoint.model_config
+    expected = reference.logits(
+        certified_prompts(model_config, max_gamma), certified_sources(model_config)
+    )
     lost = float(np.abs(halved - expected.values).max())
     why = f"{ALLOWED_LOSS:.0f} times what PyTorch loses in 16 bits, {lost:.2g}"
     return Bound(value=ALLOWED_LOSS * lost, why=why, rounding=expected.rounding)

@@ -26,7 +26,7 @@ from outrider.export.certificate.parity_cases import (
 )
 from outrider.export.certificate.reference import Logits, LogitsOfSequences, LongText, Reference
 from outrider.export.certificate.window_cases import start_behind, window_case
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from transformers import PreTrainedModel
 
@@ -91,7 +91,7 @@ def _nothing() -> None: ...
 def check_parity(
     model: PreTrainedModel | Reference,
     path: Path,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     *,
     max_gamma: int,
     bound: Bound | None,
@@ -112,7 +112,7 @@ def check_parity(
     return _check_cases(
         reference,
         path,
-        facts,
+        model_config,
         max_gamma=max_gamma,
         bound=bound,
         seed=seed,
@@ -122,7 +122,11 @@ def check_parity(
 
 
 def float32_bound(
-    reference: Reference, facts: ModelFacts, *, max_gamma: int, accepted: float | None = None
+    reference: Reference,
+    model_config: ModelConfig,
+    *,
+    max_gamma: int,
+    accepted: float | None = None,
 ) -> Bound:
     """Return how far from the model a float32 graph may be, by what the model's own float32 rounds away.
 
@@ -131,7 +135,7 @@ def float32_bound(
     Raises:
         BundleError: the model's logits are not numbers.
     """
-    prompts, sources = certified_prompts(facts, max_gamma), certified_sources(facts)
+    prompts, sources = certified_prompts(model_config, max_gamma), certified_sources(model_config)
     return bound_by_rounding(reference, prompts, sources).accepting(accepted)
 
 
@@ -151,7 +155,7 @@ def bound_by_rounding(
 
 
 def check_rounding(
-    path: Path, facts: ModelFacts, *, max_gamma: int, bound: Bound | None, seed: int = 0
+    path: Path, model_config: ModelConfig, *, max_gamma: int, bound: Bound | None, seed: int = 0
 ) -> Mapping[str, object]:
     """Return what the graph for accelerators loses in 16 bits of ``path``, the canonical graph with integer weights.
 
@@ -161,9 +165,9 @@ def check_rounding(
         BundleError: as ``check_parity``.
     """
     return _check_cases(
-        _GraphReference(path, facts, max_gamma, seed),
+        _GraphReference(path, model_config, max_gamma, seed),
         path.with_name(names.DEVICE_FILE),
-        facts,
+        model_config,
         max_gamma=max_gamma,
         bound=bound,
         seed=seed,
@@ -173,13 +177,13 @@ def check_rounding(
 class _GraphReference:
     """Logits of a certificate's sequences by a graph with integer weights, in float32."""
 
-    def __init__(self, path: Path, facts: ModelFacts, max_gamma: int, seed: int) -> None:
+    def __init__(self, path: Path, model_config: ModelConfig, max_gamma: int, seed: int) -> None:
         self._runner = GraphRunner(
             path,
-            facts,
-            batch=len(certified_prompts(facts, max_gamma, seed)),
-            capacity=most_columns(facts, max_gamma),
-            source_capacity=most_source_columns(facts),
+            model_config,
+            batch=len(certified_prompts(model_config, max_gamma, seed)),
+            capacity=most_columns(model_config, max_gamma),
+            source_capacity=most_source_columns(model_config),
             exact_blocks=True,
         )
 
@@ -196,7 +200,7 @@ class _GraphReference:
 def _check_cases(
     reference: LogitsOfSequences,
     path: Path,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     *,
     max_gamma: int,
     bound: Bound | None,
@@ -205,23 +209,23 @@ def _check_cases(
     compared: Callable[[], None] = _nothing,
 ) -> Mapping[str, object]:
     certificate: dict[str, object] = {"tolerance": bound and bound.of(0.0), "seed": seed}
-    rows = len(certified_prompts(facts, max_gamma, seed))
+    rows = len(certified_prompts(model_config, max_gamma, seed))
     runner = GraphRunner(
         path,
-        facts,
+        model_config,
         batch=rows,
-        capacity=most_columns(facts, max_gamma),
-        source_capacity=most_source_columns(facts),
+        capacity=most_columns(model_config, max_gamma),
+        source_capacity=most_source_columns(model_config),
         exact_blocks=exact_blocks,
     )
-    for name, case in parity_cases(facts, max_gamma, seed).items():
+    for name, case in parity_cases(model_config, max_gamma, seed).items():
         results = [
             compare_logits(logits, extend.expected(reference, case.sources))
             for extend, logits in case.run(runner)
         ]
         certificate[name] = judged(name, results, path, bound)
         compared()
-    if (beyond := window_case(facts, max_gamma, seed)) is not None:
+    if (beyond := window_case(model_config, max_gamma, seed)) is not None:
         found = compare_logits(beyond.run(runner), beyond.expected(reference))
         certificate["window"] = judged("window", [found], path, bound)
     return certificate
@@ -229,7 +233,7 @@ def _check_cases(
 
 def prepare_parity(
     reference: Reference,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     *,
     max_gamma: int,
     seed: int = 0,
@@ -239,14 +243,16 @@ def prepare_parity(
 
     ``report`` is told of the cases that are computed.
     """
-    reference.logits(certified_prompts(facts, max_gamma, seed), certified_sources(facts, seed))
-    cases = parity_cases(facts, max_gamma, seed)
+    reference.logits(
+        certified_prompts(model_config, max_gamma, seed), certified_sources(model_config, seed)
+    )
+    cases = parity_cases(model_config, max_gamma, seed)
     for index, case in enumerate(cases.values(), start=1):
         for extend in case.extends:
             if extend.is_compared:
                 extend.expected(reference, case.sources)
         report(index, len(cases))
-    if (beyond := window_case(facts, max_gamma, seed)) is not None:
+    if (beyond := window_case(model_config, max_gamma, seed)) is not None:
         beyond.expected(reference)
 
 

@@ -15,7 +15,7 @@ from outrider.engines.kv_cache import MIN_SPAN
 from outrider.export.certificate.feeds import Sources
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import Logits, LogitsOfSequences
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 
 _BATCH, _PREFILL, _NUM_EXTRA = 3, 12, 24
 # Of the rows of a batch.
@@ -82,9 +82,12 @@ class Case:
                 yield extend, logits
 
 
-def parity_cases(facts: ModelFacts, max_gamma: int, seed: int) -> dict[str, Case]:
+def parity_cases(model_config: ModelConfig, max_gamma: int, seed: int) -> dict[str, Case]:
     """Return all cases of a graph that extends chains, by name."""
-    prompts, sources = certified_prompts(facts, max_gamma, seed), certified_sources(facts, seed)
+    prompts, sources = (
+        certified_prompts(model_config, max_gamma, seed),
+        certified_sources(model_config, seed),
+    )
     scripts = {
         "prefill": [_extend(prompts, 0, _PREFILL)],
         "single_token": _continue(prompts, 1),
@@ -93,90 +96,92 @@ def parity_cases(facts: ModelFacts, max_gamma: int, seed: int) -> dict[str, Case
         "rollback": _rollback(prompts, max_gamma + 1),
     }
     cases = {name: Case(extends=script, sources=sources) for name, script in scripts.items()}
-    return {**cases, **_source_cases(facts, prompts, cases["verify"], seed)}
+    return {**cases, **_source_cases(model_config, prompts, cases["verify"], seed)}
 
 
-def certified_prompts(facts: ModelFacts, max_gamma: int, seed: int = 0) -> IntArray:
+def certified_prompts(model_config: ModelConfig, max_gamma: int, seed: int = 0) -> IntArray:
     """Return the sequences [B, n] int64 that all cases take their tokens from."""
     length = _PREFILL + max_gamma + 1 + _NUM_EXTRA
-    return draw_tokens(facts, np.random.default_rng(seed), (_BATCH, length))
+    return draw_tokens(model_config, np.random.default_rng(seed), (_BATCH, length))
 
 
-def certified_sources(facts: ModelFacts, seed: int = 0) -> Sources | None:
+def certified_sources(model_config: ModelConfig, seed: int = 0) -> Sources | None:
     """Return the sources of all cases that are not about them; None for decoder-only models."""
-    return draw_sources(facts, _SOURCE_LENGTHS, seed)
+    return draw_sources(model_config, _SOURCE_LENGTHS, seed)
 
 
 def draw_tokens(
-    facts: ModelFacts, generator: np.random.Generator, shape: tuple[int, ...]
+    model_config: ModelConfig, generator: np.random.Generator, shape: tuple[int, ...]
 ) -> IntArray:
     """Return random tokens int64 of the decoder's vocabulary."""
-    return _draw(facts, generator, shape, facts.vocab_size)
+    return _draw(model_config, generator, shape, model_config.vocab_size)
 
 
-def draw_sources(facts: ModelFacts, lengths: Sequence[int], seed: int) -> Sources | None:
+def draw_sources(model_config: ModelConfig, lengths: Sequence[int], seed: int) -> Sources | None:
     """Return random sources of these lengths, cut to what the model knows; behind them stand more tokens."""
-    if facts.source is None:
+    if model_config.source is None:
         return None
-    cut = np.minimum(np.array(lengths, np.int64), facts.source.max_source)
+    cut = np.minimum(np.array(lengths, np.int64), model_config.source.max_source)
     # Engines read no single column.
     shape = len(lengths), max(MIN_SPAN, int(cut.max()))
-    tokens = _draw(facts, np.random.default_rng([seed, *lengths]), shape, facts.source.vocab_size)
+    tokens = _draw(
+        model_config, np.random.default_rng([seed, *lengths]), shape, model_config.source.vocab_size
+    )
     return Sources(tokens=tokens, lengths=cut)
 
 
-def most_columns(facts: ModelFacts, max_gamma: int) -> int:
+def most_columns(model_config: ModelConfig, max_gamma: int) -> int:
     """Return the columns of a cache that all cases fit in; none writes the last."""
     needed = _PREFILL + max_gamma + 1 + 2 * _NUM_EXTRA
-    return needed if facts.source is None else max(needed, _LONG_TEXT + 1)
+    return needed if model_config.source is None else max(needed, _LONG_TEXT + 1)
 
 
-def most_source_columns(facts: ModelFacts) -> int:
+def most_source_columns(model_config: ModelConfig) -> int:
     """Return the columns of a cache of sources that all cases fit in; 0 for decoder-only models."""
-    if facts.source is None:
+    if model_config.source is None:
         return 0
-    return max(_longest(facts), max(_SOURCE_LENGTHS) + _STALE_COLUMNS)
+    return max(_longest(model_config), max(_SOURCE_LENGTHS) + _STALE_COLUMNS)
 
 
-def _longest(facts: ModelFacts) -> int:
-    assert facts.source is not None
-    return min(facts.source.max_source, _LONGEST_SOURCE)
+def _longest(model_config: ModelConfig) -> int:
+    assert model_config.source is not None
+    return min(model_config.source.max_source, _LONGEST_SOURCE)
 
 
 def _draw(
-    facts: ModelFacts, generator: np.random.Generator, shape: tuple[int, ...], size: int
+    model_config: ModelConfig, generator: np.random.Generator, shape: tuple[int, ...], size: int
 ) -> IntArray:
-    if facts.source is None or facts.pad_token_id is None:
+    if model_config.source is None or model_config.pad_token_id is None:
         return generator.integers(0, size, shape, dtype=np.int64)
     # Some models count positions by the tokens that are no padding, even inside of texts.
     tokens = generator.integers(0, size - 1, shape, dtype=np.int64)
-    return tokens + (tokens >= facts.pad_token_id)
+    return tokens + (tokens >= model_config.pad_token_id)
 
 
 def _source_cases(
-    facts: ModelFacts, prompts: IntArray, verify: Case, seed: int
+    model_config: ModelConfig, prompts: IntArray, verify: Case, seed: int
 ) -> Mapping[str, Case]:
     """Return cases of models with an encoder alone.
 
     They are about sources: their lengths, rows that had longer ones before, a cache that grows; and about a long text.
     """
-    if facts.source is None:
+    if model_config.source is None:
         return {}
     few = [_extend(prompts, 0, 4)]
-    length = min(facts.max_position, _LONG_TEXT)
-    long = draw_tokens(facts, np.random.default_rng([seed, length]), (_BATCH, length))
-    longest = (_longest(facts), 2, max(_SOURCE_LENGTHS))
+    length = min(model_config.max_position, _LONG_TEXT)
+    long = draw_tokens(model_config, np.random.default_rng([seed, length]), (_BATCH, length))
+    longest = (_longest(model_config), 2, max(_SOURCE_LENGTHS))
     lengths = {f"read_{count}": (count,) * _BATCH for count in _READ_LENGTHS}
     lengths |= {"read_longest": longest}
     reads = {
-        name: Case(extends=few, sources=draw_sources(facts, each, seed))
+        name: Case(extends=few, sources=draw_sources(model_config, each, seed))
         for name, each in lengths.items()
     }
     longer = [length + _STALE_COLUMNS for length in _SOURCE_LENGTHS]
     return {
         **reads,
         "long_text": replace(verify, extends=[_extend(long, 0, length)]),
-        "source_reused": replace(verify, former=draw_sources(facts, longer, seed)),
+        "source_reused": replace(verify, former=draw_sources(model_config, longer, seed)),
         "source_widened": replace(verify, more_columns=_MORE_COLUMNS),
     }
 

@@ -17,7 +17,7 @@ from outrider.engines.reference.torch_engine import tree_logits
 from outrider.engines.trees import path_to
 from outrider.export.certificate.doubles import Doubles
 from outrider.export.certificate.feeds import Sources
-from outrider.export.facts import model_facts
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.mapped import widened
 from transformers import DynamicCache, PreTrainedModel
 
@@ -73,7 +73,7 @@ class Reference:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model: PreTrainedModel | None = model
-        self._window = model_facts(model.config).window
+        self._window = read_model_config(model.config).window
         self._known: dict[tuple[object, ...], Logits] = {}
 
     def logits(self, sequences: IntArray, sources: Sources | None = None) -> Logits:

@@ -29,7 +29,7 @@ from outrider.export.certificate.parity_cases import (
 )
 from outrider.export.certificate.reference import Logits, LongText, Reference
 from outrider.export.certificate.window_cases import long_text, start_behind
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 from transformers import PreTrainedModel
 
 # Cached tokens of each row before its tree: ragged, one row without any.
@@ -77,7 +77,7 @@ class _Tree:
 def check_tree_parity(
     model: PreTrainedModel | Reference,
     path: Path,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     *,
     max_tree_nodes: int,
     bound: Bound | None,
@@ -91,40 +91,42 @@ def check_tree_parity(
         BundleError: a case lies beyond the bound, or is not a number.
     """
     reference = model if isinstance(model, Reference) else Reference(model)
-    trees = random_trees(facts, max_tree_nodes, seed)
+    trees = random_trees(model_config, max_tree_nodes, seed)
     tree, keep = TREE_FILES[path.name]
     # Behind the deepest path, which may be the whole tree, comes a chain.
     capacity = max(_STARTS) + len(trees[0].tokens) + _NUM_AFTER
-    runner = _TreeRunner(path, facts, num_rows=len(trees), capacity=capacity)
+    runner = _TreeRunner(path, model_config, num_rows=len(trees), capacity=capacity)
     masked = _check_masks(reference, runner, trees)
     kept = _check_kept_paths(reference, runner, trees)
     certificate = {
         "tree_masks": judged("tree_masks", masked, path.with_name(tree), bound),
         "tree_paths": judged("tree_paths", kept, path.with_name(keep), bound),
     }
-    if (beyond := window_tree(facts, max_tree_nodes, seed)) is not None:
+    if (beyond := window_tree(model_config, max_tree_nodes, seed)) is not None:
         found = compare_logits(beyond.run(runner), beyond.expected(reference))
         certificate["tree_window"] = judged("tree_window", [found], path.with_name(tree), bound)
     return certificate
 
 
 def prepare_tree_parity(
-    reference: Reference, facts: ModelFacts, *, max_tree_nodes: int, seed: int = 0
+    reference: Reference, model_config: ModelConfig, *, max_tree_nodes: int, seed: int = 0
 ) -> None:
     """Compute all that ``check_tree_parity`` asks of a reference."""
-    for tree in random_trees(facts, max_tree_nodes, seed):
+    for tree in random_trees(model_config, max_tree_nodes, seed):
         tree.expected(reference)
         tree.expected_after(reference)
-    if (beyond := window_tree(facts, max_tree_nodes, seed)) is not None:
+    if (beyond := window_tree(model_config, max_tree_nodes, seed)) is not None:
         beyond.expected(reference)
 
 
-def random_trees(facts: ModelFacts, max_tree_nodes: int, seed: int) -> list[_Tree]:
+def random_trees(model_config: ModelConfig, max_tree_nodes: int, seed: int) -> list[_Tree]:
     """Return a tree behind a text of each length."""
     generator = np.random.default_rng(seed)
-    num_nodes = min(max_tree_nodes, facts.max_position - max(_STARTS) - _NUM_AFTER)
+    num_nodes = min(max_tree_nodes, model_config.max_position - max(_STARTS) - _NUM_AFTER)
     return [
-        _random_tree(generator, start, num_nodes, facts, draw_sources(facts, [length], seed))
+        _random_tree(
+            generator, start, num_nodes, model_config, draw_sources(model_config, [length], seed)
+        )
         for start, length in zip(_STARTS, _SOURCE_LENGTHS, strict=True)
     ]
 
@@ -148,31 +150,33 @@ class _WindowTree:
         return reference.tree_behind(self.behind, self.tree.tokens, self.tree.parents)
 
 
-def window_tree(facts: ModelFacts, max_tree_nodes: int, seed: int) -> _WindowTree | None:
+def window_tree(model_config: ModelConfig, max_tree_nodes: int, seed: int) -> _WindowTree | None:
     """Return a tree whose root is the last token that sees the whole text; None without a window."""
-    if facts.window is None:
+    if model_config.window is None:
         return None
-    text = long_text(facts, seed, num_missing=1)
-    num_nodes = min(max_tree_nodes, _MOST_WINDOW_NODES, facts.max_position - text.past)
-    tree = _random_tree(np.random.default_rng(seed), 0, num_nodes, facts, None)
+    text = long_text(model_config, seed, num_missing=1)
+    num_nodes = min(max_tree_nodes, _MOST_WINDOW_NODES, model_config.max_position - text.past)
+    tree = _random_tree(np.random.default_rng(seed), 0, num_nodes, model_config, None)
     return _WindowTree(behind=text, tree=tree)
 
 
 class _TreeRunner:
     """A model's three graphs over the same caches; for checks, not for serving."""
 
-    def __init__(self, path: Path, facts: ModelFacts, *, num_rows: int, capacity: int) -> None:
+    def __init__(
+        self, path: Path, model_config: ModelConfig, *, num_rows: int, capacity: int
+    ) -> None:
         self.chains = GraphRunner(
             path,
-            facts,
+            model_config,
             batch=num_rows,
             capacity=capacity,
-            source_capacity=most_source_columns(facts),
+            source_capacity=most_source_columns(model_config),
         )
         self._tree, self._keep = (
             open_graph(path.with_name(name)) for name in TREE_FILES[path.name]
         )
-        self._feeds = GraphFeeds(self._tree, facts)
+        self._feeds = GraphFeeds(self._tree, model_config)
 
     def extend(
         self, tokens: IntArray, start: IntArray, parents: list[tuple[int, ...]]
@@ -202,14 +206,14 @@ def _random_tree(
     generator: np.random.Generator,
     start: int,
     num_nodes: int,
-    facts: ModelFacts,
+    model_config: ModelConfig,
     source: Sources | None,
 ) -> _Tree:
     """Draw parents among the last few tokens: branches of many depths, siblings and long paths."""
     parents = tuple(
         int(generator.integers(max(0, index - 4), index + 1)) for index in range(num_nodes - 1)
     )
-    tokens = draw_tokens(facts, generator, (start + num_nodes + _NUM_AFTER,))
+    tokens = draw_tokens(model_config, generator, (start + num_nodes + _NUM_AFTER,))
     text, nodes, after = np.split(tokens, [start, start + num_nodes])
     return _Tree(text=text, tokens=nodes, parents=parents, after=after, source=source)
 

@@ -15,7 +15,7 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity_cases import draw_tokens
 from outrider.export.certificate.reference import Logits, LogitsOfSequences, LongText
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 
 _PROMPT = 12
 
@@ -40,19 +40,22 @@ class WindowCase:
         return reference.behind(self.text, self.tokens)
 
 
-def window_case(facts: ModelFacts, max_gamma: int, seed: int) -> WindowCase | None:
+def window_case(model_config: ModelConfig, max_gamma: int, seed: int) -> WindowCase | None:
     """Return a verification's span across the edge of a model's window; None without a window."""
-    if facts.window is None:
+    if model_config.window is None:
         return None
-    text = long_text(facts, seed, num_missing=1 + max_gamma // 2)
-    count = min(max_gamma + 2, facts.max_position - text.past)
-    return WindowCase(text=text, tokens=_draw(facts, seed, count))
+    text = long_text(model_config, seed, num_missing=1 + max_gamma // 2)
+    count = min(max_gamma + 2, model_config.max_position - text.past)
+    return WindowCase(text=text, tokens=_draw(model_config, seed, count))
 
 
-def long_text(facts: ModelFacts, seed: int, *, num_missing: int) -> LongText:
+def long_text(model_config: ModelConfig, seed: int, *, num_missing: int) -> LongText:
     """Return a text that is so many tokens shorter than a model's window."""
-    assert facts.window is not None
-    return LongText(prompt=_draw(facts, seed + 1, _PROMPT), past=max(1, facts.window - num_missing))
+    assert model_config.window is not None
+    return LongText(
+        prompt=_draw(model_config, seed + 1, _PROMPT),
+        past=max(1, model_config.window - num_missing),
+    )
 
 
 def start_behind(runner: GraphRunner, text: LongText, num_tokens: int) -> None:
@@ -63,5 +66,5 @@ def start_behind(runner: GraphRunner, text: LongText, num_tokens: int) -> None:
     runner.repeat(text.prompt.shape[1], text.past)
 
 
-def _draw(facts: ModelFacts, seed: int, count: int) -> IntArray:
-    return draw_tokens(facts, np.random.default_rng([seed, count]), (1, count))
+def _draw(model_config: ModelConfig, seed: int, count: int) -> IntArray:
+    return draw_tokens(model_config, np.random.default_rng([seed, count]), (1, count))

@@ -19,7 +19,6 @@ import onnx_ir as ir
 import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
-from outrider.export.facts import ModelFacts, SourceFacts, model_facts
 from outrider.export.graph.attention_kinds import (
     AttentionKind,
     check_attention,
@@ -37,6 +36,7 @@ from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
 from outrider.export.graph.tracing.windows import Windows
+from outrider.export.model_config import EncoderConfig, ModelConfig, read_model_config
 from outrider.export.weights.mapped import StandIns
 from outrider.export.weights.widened import keep_halves
 from torch import nn
@@ -79,15 +79,15 @@ def export_model(
         BundleError: a traced graph is not canonical, computes by operators whose bits depend on the
             batch, or has no limit of positions and is given none.
     """
-    facts = model_facts(model.config)
-    last = min(facts.max_position, num_positions or facts.max_position)
+    model_config = read_model_config(model.config)
+    last = min(model_config.max_position, num_positions or model_config.max_position)
     if last > _MOST_POSITIONS:
         raise BundleError(f"num_positions: {last} are too many; at most {_MOST_POSITIONS}")
     path.parent.mkdir(parents=True, exist_ok=True)
     was_training = model.training
     model.eval()
     try:
-        if facts.source is None:
+        if model_config.source is None:
             stand_ins, seen = StandIns(), Windows(last)
             with (
                 separate_experts(model),
@@ -97,13 +97,13 @@ def export_model(
                 taken_over(model, seen) as head,
             ):
                 decoder = CanonicalDecoder(model, head, seen, max_position=last)
-                program = _trace(decoder, decoder_signature(facts))
-            if reason := seen.why_not(facts.window):
+                program = _trace(decoder, decoder_signature(model_config))
+            if reason := seen.why_not(model_config.window):
                 raise BundleError(f"{path.parent.name}: {reason}")
             _write(program, path, last, stand_ins, keeps_halves=keeps_halves)
-            check_canonical(path, facts)
+            check_canonical(path, model_config)
         else:
-            most = min(facts.source.max_source, num_source_positions or _MOST_POSITIONS)
+            most = min(model_config.source.max_source, num_source_positions or _MOST_POSITIONS)
             _export_text2text(model, path, (last, most), keeps_halves=keeps_halves)
     finally:
         model.train(was_training)
@@ -113,8 +113,8 @@ def _export_text2text(
     model: PreTrainedModel, path: Path, limits: tuple[int, int], *, keeps_halves: bool
 ) -> None:
     """Write both graphs of a model with an encoder, for so many positions of texts and of sources."""
-    facts = model_facts(model.config)
-    assert facts.source is not None
+    model_config = read_model_config(model.config)
+    assert model_config.source is not None
     encode_path, stand_ins = path.with_name(ENCODE_FILE), StandIns()
     num_positions, num_source_positions = limits
     with (
@@ -124,13 +124,13 @@ def _export_text2text(
         taken_over(model) as head,
     ):
         decoder = SourcedDecoder(model, head, text, max_position=num_positions)
-        program = _trace(decoder, decoder_signature(facts))
+        program = _trace(decoder, decoder_signature(model_config))
         _write(program, path, num_positions, stand_ins, keeps_halves=keeps_halves)
         reader = SourceReader(model, head, source, text, max_source=num_source_positions)
-        program = _trace(reader, encode_signature(facts, facts.source))
+        program = _trace(reader, encode_signature(model_config, model_config.source))
         _write(program, encode_path, num_source_positions, stand_ins, keeps_halves=keeps_halves)
-    check_canonical(path, facts)
-    check_canonical_encoder(encode_path, facts, facts.source)
+    check_canonical(path, model_config)
+    check_canonical_encoder(encode_path, model_config, model_config.source)
 
 
 def _write(
@@ -154,26 +154,26 @@ def _write(
     program.save(str(path), external_data=True)
 
 
-def check_canonical(path: Path, facts: ModelFacts) -> None:
+def check_canonical(path: Path, model_config: ModelConfig) -> None:
     """Refuse a decoder's graph that is not canonical.
 
     Raises:
         BundleError: names the first thing that differs.
     """
-    kinds = {AttentionKind.SELF: facts.num_layers}
-    if facts.source is not None:
-        kinds[AttentionKind.SOURCE] = facts.num_layers
-    _check_graph(path, kinds, 2 * facts.num_layers, decoder_signature(facts))
+    kinds = {AttentionKind.SELF: model_config.num_layers}
+    if model_config.source is not None:
+        kinds[AttentionKind.SOURCE] = model_config.num_layers
+    _check_graph(path, kinds, 2 * model_config.num_layers, decoder_signature(model_config))
 
 
-def check_canonical_encoder(path: Path, facts: ModelFacts, source: SourceFacts) -> None:
+def check_canonical_encoder(path: Path, model_config: ModelConfig, source: EncoderConfig) -> None:
     """Refuse an encoder's graph that is not canonical.
 
     Raises:
         BundleError: names the first thing that differs.
     """
     kinds = {AttentionKind.ENCODER: source.num_layers}
-    _check_graph(path, kinds, 2 * facts.num_layers, encode_signature(facts, source))
+    _check_graph(path, kinds, 2 * model_config.num_layers, encode_signature(model_config, source))
 
 
 def _check_graph(

@@ -46,7 +46,9 @@ class TokenizerPair:
 
 
 def write_tokenizers(path: Path, config: PretrainedConfig, out: Path) -> EncoderDecoder:
-    """Write ``tokenizer.json`` and, where sources have their own, ``source_tokenizer.json``; return the facts.
+    """Write ``tokenizer.json`` and, where sources have their own, ``source_tokenizer.json``.
+
+    Return what the manifest says of them.
 
     Args:
         path: the checkpoint's folder.

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
-from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import drop_unused, put, put_tensor
+from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.rounding import Int8Array, round_by_activations, round_to_nearest
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
@@ -61,28 +61,28 @@ class Blocks:
 def quantize_file(
     path: Path,
     kind: str,
-    facts: ModelFacts | None = None,
+    model_config: ModelConfig | None = None,
     text: WrittenText | None = None,
     report: Steps = untold,
 ) -> int:
     """Rewrite the canonical graph at ``path`` with MatMul weights of ``kind``; return how many.
 
-    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise. With the facts
+    ``path``.data is replaced too, and ``encode.onnx`` beside it, if there is one, is rewritten likewise. With the sizes
     of its model, weights are rounded by the activations on ``text`` or, without one, on text that the model writes;
     else to nearest. ``report`` is told of the nodes that were seen to.
 
     Raises:
         BundleError: no weight could be quantised.
     """
-    if facts is not None and text is None:
-        text = write_text(path, facts)
+    if model_config is not None and text is None:
+        text = write_text(path, model_config)
     total = 0
     for one in canonical_graphs(path):
         model = load_widened(one)
         split_gemms(model.graph)
         activations = None
-        if facts is not None and text is not None:
-            activations = product_activations(model.graph, one, facts, text)
+        if model_config is not None and text is not None:
+            activations = product_activations(model.graph, one, model_config, text)
         count = quantize_graph(model.graph, BITS[kind], activations, report)
         if count == 0:
             raise BundleError(f"{one.name}: no MatMul weight with K a multiple of 32")
@@ -92,7 +92,7 @@ def quantize_file(
 
 
 def product_activations(
-    graph: ir.Graph, path: Path, facts: ModelFacts, text: WrittenText
+    graph: ir.Graph, path: Path, model_config: ModelConfig, text: WrittenText
 ) -> dict[str, FloatArray]:
     """Return activations of products with constant weights on text that the model writes.
 
@@ -104,7 +104,7 @@ def product_activations(
         for node in products
         if node.inputs[0] is not None and weight_tensor(node.inputs[1]) is not None
     }
-    return observe(path, facts, [*names], text)
+    return observe(path, model_config, [*names], text)
 
 
 def quantize_graph(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from outrider.engines.base import BundleError, IntArray
-from outrider.export.facts import ModelFacts
+from outrider.export.model_config import ModelConfig
 from outrider.export.weights.written_text import (
     NUM_ROWS,
     NUM_TOKENS,
@@ -44,11 +44,11 @@ def read_rows(file: Path, tokenizer: Tokenizer) -> IntArray:
     return np.stack([tokens[start : start + NUM_TOKENS] for start in starts])
 
 
-def given_text(path: Path, facts: ModelFacts, rows: IntArray) -> WrittenText:
+def given_text(path: Path, model_config: ModelConfig, rows: IntArray) -> WrittenText:
     """Return rows [B, T] int64 as a text; to a model with an encoder they are sources, which it answers.
 
     ``path`` is its canonical graph.
     """
-    if facts.source is not None:
-        return answers_to(path, facts, rows)
-    return WrittenText(rows[:, : facts.max_position])
+    if model_config.source is not None:
+        return answers_to(path, model_config, rows)
+    return WrittenText(rows[:, : model_config.max_position])

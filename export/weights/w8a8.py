@@ -21,8 +21,8 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.manifest import W8A8
-from outrider.export.facts import ModelFacts
 from outrider.export.graph.edits import constant, put
+from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import (
     BITS,
@@ -53,7 +53,7 @@ _NUM_JUDGED = 256
 
 
 def quantize_static(
-    path: Path, facts: ModelFacts, text: WrittenText | None = None, report: Steps = untold
+    path: Path, model_config: ModelConfig, text: WrittenText | None = None, report: Steps = untold
 ) -> int:
     """Rewrite the canonical graph at ``path``; return how many products take 8-bit activations.
 
@@ -65,11 +65,11 @@ def quantize_static(
     Raises:
         BundleError: no product of a graph takes 8-bit activations within ``MOST_ERROR``.
     """
-    text, total = text or write_text(path, facts), 0
+    text, total = text or write_text(path, model_config), 0
     for one in canonical_graphs(path):
         model = load_widened(one)
         split_gemms(model.graph)
-        activations = product_activations(model.graph, one, facts, text)
+        activations = product_activations(model.graph, one, model_config, text)
         count = quantize_products(model.graph, activations, report)
         if count == 0:
             raise BundleError(

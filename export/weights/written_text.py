@@ -19,7 +19,7 @@ from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
-from outrider.export.facts import ModelFacts, SourceFacts
+from outrider.export.model_config import EncoderConfig, ModelConfig
 
 NUM_ROWS, NUM_TOKENS = 16, 128
 _OBSERVED_FILE = "observed.onnx"
@@ -38,38 +38,40 @@ class WrittenText:
     sources: Sources | None = None
 
 
-def write_text(path: Path, facts: ModelFacts, *, seed: int = 0) -> WrittenText:
+def write_text(path: Path, model_config: ModelConfig, *, seed: int = 0) -> WrittenText:
     """Return text sampled from a canonical graph at temperature 1, its first tokens drawn evenly.
 
     A model with an encoder begins each answer as it does, and is asked twice: first about random tokens, then about
     its answers to them.
     """
     generator = np.random.default_rng(seed)
-    if facts.source is None:
-        return WrittenText(_answers(path, facts, None, generator))
+    if model_config.source is None:
+        return WrittenText(_answers(path, model_config, None, generator))
     shape = (NUM_ROWS, NUM_TOKENS)
-    drawn = generator.integers(0, facts.source.vocab_size, shape, dtype=np.int64)
-    first = _answers(path, facts, _as_sources(drawn, facts.source), generator)
-    sources = _as_sources(first, facts.source)
-    return WrittenText(_answers(path, facts, sources, generator), sources)
+    drawn = generator.integers(0, model_config.source.vocab_size, shape, dtype=np.int64)
+    first = _answers(path, model_config, _as_sources(drawn, model_config.source), generator)
+    sources = _as_sources(first, model_config.source)
+    return WrittenText(_answers(path, model_config, sources, generator), sources)
 
 
-def answers_to(path: Path, facts: ModelFacts, rows: IntArray, *, seed: int = 0) -> WrittenText:
+def answers_to(
+    path: Path, model_config: ModelConfig, rows: IntArray, *, seed: int = 0
+) -> WrittenText:
     """Return what a model with an encoder writes to rows [B, T] int64 of source tokens."""
-    assert facts.source is not None
-    sources = _as_sources(rows, facts.source)
-    return WrittenText(_answers(path, facts, sources, np.random.default_rng(seed)), sources)
+    assert model_config.source is not None
+    sources = _as_sources(rows, model_config.source)
+    return WrittenText(_answers(path, model_config, sources, np.random.default_rng(seed)), sources)
 
 
 def _answers(
-    path: Path, facts: ModelFacts, sources: Sources | None, generator: np.random.Generator
+    path: Path, model_config: ModelConfig, sources: Sources | None, generator: np.random.Generator
 ) -> IntArray:
     """Return tokens [B, T] int64 sampled a row per source, if there are any."""
-    num_tokens = min(NUM_TOKENS, facts.max_position)
+    num_tokens = min(NUM_TOKENS, model_config.max_position)
     # A token at a time: weights are widened once, not in every call.
     runner = GraphRunner(
         path,
-        facts,
+        model_config,
         batch=NUM_ROWS,
         capacity=num_tokens,
         source_capacity=NUM_TOKENS,
@@ -77,9 +79,9 @@ def _answers(
     )
     runner.read(sources)
     tokens = np.empty((NUM_ROWS, num_tokens), np.int64)
-    tokens[:, 0] = generator.integers(0, facts.vocab_size, NUM_ROWS)
-    if facts.decoder_start_token_id is not None:
-        tokens[:, 0] = facts.decoder_start_token_id
+    tokens[:, 0] = generator.integers(0, model_config.vocab_size, NUM_ROWS)
+    if model_config.decoder_start_token_id is not None:
+        tokens[:, 0] = model_config.decoder_start_token_id
     for place in range(1, num_tokens):
         start = np.full(NUM_ROWS, place - 1, np.int64)
         logits = runner.extend(tokens[:, place - 1 : place], start)[:, 0]
@@ -87,14 +89,14 @@ def _answers(
     return tokens
 
 
-def _as_sources(tokens: IntArray, facts: SourceFacts) -> Sources:
+def _as_sources(tokens: IntArray, model_config: EncoderConfig) -> Sources:
     """Return texts [B, T] int64 as sources; of another vocabulary, ids that the encoder has too."""
-    kept = tokens[:, : facts.max_source] % facts.vocab_size
+    kept = tokens[:, : model_config.max_source] % model_config.vocab_size
     return Sources(tokens=kept, lengths=np.full(len(kept), kept.shape[1], np.int64))
 
 
 def observe(
-    path: Path, facts: ModelFacts, names: Sequence[str], text: WrittenText
+    path: Path, model_config: ModelConfig, names: Sequence[str], text: WrittenText
 ) -> dict[str, FloatArray]:
     """Return values [B * T, K] float32 of a canonical graph, by name, while it reads a text or its sources.
 
@@ -111,13 +113,13 @@ def observe(
         session = open_graph(observed)
     finally:
         observed.unlink(missing_ok=True)
-    feeds = GraphFeeds(session, facts)
-    given = _feeds_of(path, facts, feeds, text)
+    feeds = GraphFeeds(session, model_config)
+    given = _feeds_of(path, model_config, feeds, text)
     found = session.run(list(names), given)
     return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}
 
 
-def _feeds_of(path: Path, facts: ModelFacts, feeds: GraphFeeds, text: WrittenText) -> Feeds:
+def _feeds_of(path: Path, model_config: ModelConfig, feeds: GraphFeeds, text: WrittenText) -> Feeds:
     """Return the inputs of the graph at ``path`` in which it reads a whole text, or its sources."""
     batch, capacity = text.tokens.shape
     if path.name == ENCODE_FILE:
@@ -130,7 +132,7 @@ def _feeds_of(path: Path, facts: ModelFacts, feeds: GraphFeeds, text: WrittenTex
         return given
     runner = GraphRunner(
         path.with_name(MODEL_FILE),
-        facts,
+        model_config,
         batch=batch,
         capacity=1,
         source_capacity=text.sources.tokens.shape[1],

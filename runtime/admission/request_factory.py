@@ -10,7 +10,7 @@ from outrider.runtime.core.errors import ContextTooLong, RequestError, Unsupport
 from outrider.runtime.core.params import GrammarParams, RequestSpec
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.grammar.base import Form, Forms
+from outrider.runtime.grammar.base import Constraint, Constraints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +20,10 @@ class RequestFactory:
     Attributes:
         limits: of the target.
         num_slots: that there are for requests.
-        max_forced: tokens that a form may force behind a judged one.
+        max_forced: tokens that a constraint may force behind a judged one.
         decoder: turns tokens into text.
         resolve: returns how a request is drafted for; called once for each that fits.
-        forms: makes the forms of answers; None where none are served.
+        constraints: makes the constraints of answers; None where none are served.
     """
 
     limits: EngineLimits
@@ -31,7 +31,7 @@ class RequestFactory:
     max_forced: int
     decoder: Decoder
     resolve: Callable[[RequestSpec], Speculation]
-    forms: Forms | None = None
+    constraints: Constraints | None = None
 
     def make(self, spec: RequestSpec, now: float, first: Request | None = None) -> Request:
         """Return a request with its speculation resolved, submitted ``now``.
@@ -40,8 +40,8 @@ class RequestFactory:
 
         Raises:
             ContextTooLong: the prompt leaves no room for a token, or the source is too long.
-            RequestError: more slots are needed than there are, the form cannot be had, or a source is missing or read
-                by nobody.
+            RequestError: more slots are needed than there are, the constraint cannot be had, or a source is missing or
+                read by nobody.
         """
         max_context = self.limits.max_context
         self._check_source(spec)
@@ -60,15 +60,15 @@ class RequestFactory:
             max_context=max_context,
             decoder=self.decoder,
             submitted_at=now,
-            form=None if spec.grammar is None else self._form(spec.grammar),
+            constraint=None if spec.grammar is None else self._constraint(spec.grammar),
             max_forced=self.max_forced,
             first=first,
         )
 
-    def _form(self, params: GrammarParams) -> Form:
-        if self.forms is None:
+    def _constraint(self, params: GrammarParams) -> Constraint:
+        if self.constraints is None:
             raise UnsupportedOption(params.kind, "is not supported by this server; leave it out")
-        return self.forms.form(params)
+        return self.constraints.constraint(params)
 
     def _check_source(self, spec: RequestSpec) -> None:
         """Refuse a source where none is read, none where one is, and one that is too long."""

@@ -1,8 +1,8 @@
 """Prints a completion like figure 1 of the paper: one line per pass of the target.
 
 Accepted draft tokens green, the rejected one red, the token that the target put in its place blue, those that the
-answer's form forced behind it dim; without a terminal the same by marks: ``+accepted``, ``-rejected``, ``=target's``,
-``~forced``.
+answer's constraint forced behind it dim; without a terminal the same by marks: ``+accepted``, ``-rejected``,
+``=target's``, ``~forced``.
 
 Source: Leviathan et al. 2023 (arXiv:2211.17192), figure 1.
 """

@@ -78,7 +78,7 @@ class StepTrace:
         num_accepted: leading draft tokens that the answer has.
         next_token: what the target added; None where the answer ended before it.
         is_prompt: whether the pass read the prompt's end, had nothing to verify, and counts as no target pass.
-        forced: what the form forced behind ``next_token``; the next pass reads it.
+        forced: what the constraint forced behind ``next_token``; the next pass reads it.
     """
 
     draft_tokens: tuple[int, ...]
@@ -105,7 +105,7 @@ class SpeculationReport:
         off_reason: why speculation was off or degraded for (part of) the request; None when it was on throughout.
         num_off: target passes without a draft because none was expected to gain anything.
         verifies_block: whether sampled drafts were judged as whole blocks.
-        num_forced: tokens that the form of the answer forced.
+        num_forced: tokens that the constraint forced.
     """
 
     is_on: bool

@@ -22,7 +22,7 @@ SAMPLE_STREAM = 9
 
 
 class GrammarKind(StrEnum):
-    """How the form of an answer is written down; names of the wire's fields."""
+    """How a constraint is written down; names of the wire's fields."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -31,7 +31,7 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrammarParams:
-    """The form that an answer's text has.
+    """A constraint on an answer's text.
 
     Attributes:
         text: the schema, expression or grammar.
@@ -174,7 +174,7 @@ class RequestSpec:
         source_tokens: what the encoder reads; empty for a model without one.
         source_is_quotable: whether ids of the source stand for the answer's tokens, so that drafts may be found there.
         max_tokens: 0 for an answer without tokens, which ends with its prompt.
-        grammar: what form the answer has; None for any.
+        grammar: what constrains the answer; None for nothing.
         num_prompt_logprobs: top entries wanted beside each prompt token's logprob; None for no logprobs of the prompt.
         echoes_prompt: whether the text begins with the prompt's.
         cache_scope: name of those whose cached prefixes may serve it, and who may use its own; empty for nobody.

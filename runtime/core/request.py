@@ -3,8 +3,8 @@
 Invariants between steps, where n is ``sequence.num_known`` and the other counts are of ``cache`` and ``sequence``:
 
 * R1  A decoding request has ``num_computed == n - 1 - num_pending``: the last judged token has no keys yet, nor have
-  those that its form forced behind it, which are known without being judged. The first token of an answer may come out
-  of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
+  those that its constraint forced behind it, which are known without being judged. The first token of an answer may come
+  out of the pass over the prompt's end: its commit takes the request from prefilling to decoding.
 * R2  ``draft_computed <= n - 1 - num_pending``: the draft model is fed the last judged token, and what is forced behind
   it, before its next draft.
 * R3  A request holds a slot exactly while it is reading, prefilling or decoding.
@@ -39,7 +39,7 @@ from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.sequence import TokenSequence
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.core.text import CompletionText, Decoder, IncrementalDecoder, StopScanner
-from outrider.runtime.grammar.base import MOST_FORCED, Form
+from outrider.runtime.grammar.base import MOST_FORCED, Constraint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +168,7 @@ class Request:
         speculation: changed through ``degrade`` only; its gamma is what the request wants now, at most.
         sequence: its tokens.
         cache: what the models' caches hold of them.
-        form: what the answer's text has the form of; None for any.
+        form: what constrains the answer; None for nothing.
         group: who reads the prompt for whom.
         scores: log-probabilities of the prompt, to report; None where nobody asked. Of a group the first sample has
             them.
@@ -179,7 +179,7 @@ class Request:
         max_context: tokens of a slot.
         decoder: turns tokens into text.
         submitted_at: seconds on the worker's clock.
-        max_forced: tokens that the form may force behind a judged one.
+        max_forced: tokens that the constraint may force behind a judged one.
         first: of the same group, whose tokens are copied.
     """
 
@@ -191,7 +191,7 @@ class Request:
         max_context: int,
         decoder: Decoder,
         submitted_at: float,
-        form: Form | None = None,
+        constraint: Constraint | None = None,
         max_forced: int = MOST_FORCED,
         first: Request | None = None,
     ) -> None:
@@ -207,7 +207,7 @@ class Request:
             num_unread=len(spec.source_tokens),
             draft_computed=-1 if spec.source_tokens else 0,
         )
-        self.form = form
+        self.constraint = constraint
         # What passes gave of forced tokens is told too, where log-probabilities are: then they are judged.
         self._max_forced = max_forced if spec.num_logprobs is None else 0
         self.group = GroupMembership()
@@ -386,8 +386,8 @@ class Request:
         run, is_over = sequence.append((*draft_tokens[: verdict.num_accepted], verdict.next_token))
         cache.num_computed = sequence.num_known - 1
         said = run
-        if self.form is not None and not is_over:
-            forced, is_over = self._force(self.form, run)
+        if self.constraint is not None and not is_over:
+            forced, is_over = self._force(self.constraint, run)
             said = run + forced
         text, num_kept, ending = self._cut(said, is_over=is_over)
         if num_kept < len(said):
@@ -445,23 +445,23 @@ class Request:
             if self.cache.num_computed:
                 one.commit_prefill(self.cache.num_computed)
 
-    def _force(self, form: Form, run: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Append what the form forces behind a run that is appended; say whether the answer ends with it.
+    def _force(self, constraint: Constraint, run: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
+        """Append what the constraint forces behind a run that is appended; say whether the answer ends with it.
 
         Raises:
-            RequestError: the form cannot be held any longer.
+            RequestError: the constraint cannot be held any longer.
         """
-        form.commit(run)
+        constraint.commit(run)
         forced: tuple[int, ...] = ()
         is_over = False
         while not is_over:
-            tokens = self._uncontested(form.forced(self._max_forced - len(forced)))
+            tokens = self._uncontested(constraint.forced(self._max_forced - len(forced)))
             if not tokens:
                 break
             tokens, is_over = self.sequence.append(tokens)
             forced += tokens
             if not is_over:
-                form.commit(tokens)
+                constraint.commit(tokens)
         self.sequence.num_pending = len(forced)
         return forced, is_over
 

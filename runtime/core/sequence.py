@@ -21,7 +21,7 @@ class TokenSequence:
         max_output: tokens of the answer at most, at least 1.
         num_prompt: tokens of the prompt.
         num_known: prompt and committed output tokens.
-        num_pending: last tokens that the form forced behind the last judged one; no pass has read them yet.
+        num_pending: last tokens that the constraint forced behind the last judged one; no pass has read them yet.
         last_token: the last of the known ones.
 
     Args:

@@ -16,7 +16,7 @@ from outrider.engines.base import Engine, IntArray, step_value
 from outrider.engines.sampling.base import CandidateSampler, Sampler, SamplingRow
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import SpeculationParams
-from outrider.runtime.grammar.base import Form
+from outrider.runtime.grammar.base import Constraint
 
 LEAST_NODE_PROB = 0.01
 """Nodes less likely than this are never proposed, however little they cost to verify."""
@@ -76,8 +76,8 @@ class DraftRow:
         is_adaptive: whether gamma is chosen step by step. Where it is not, drafts must not depend on
             other rows: they decide which noise the request's draws use.
         source: what encoders read; empty for models without one.
-        form: what the answer has the form of; None for any. Point masses that do not fit are cut off a chain, so only
-            who draws from probabilities should mask them (``Form.begin`` and ``follow``).
+        form: what constrains the answer; None for nothing. Point masses that do not fit are cut off a chain, so only
+            who draws from probabilities should mask them (``Constraint.begin`` and ``follow``).
         group: rows of the same group have prompt and source in common; empty for a row alone.
     """
 
@@ -92,7 +92,7 @@ class DraftRow:
     node_cost: float | None = None
     is_adaptive: bool = False
     source: tuple[int, ...] = ()
-    form: Form | None = None
+    constraint: Constraint | None = None
     group: str = ""
 
     @property

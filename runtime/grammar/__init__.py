@@ -1,1 +1,1 @@
-"""Forms of answers: grammars as masks over the vocabulary, and the tokens that they force."""
+"""Constraints of answers: grammars as masks over the vocabulary, and the tokens that they force."""

@@ -1,6 +1,6 @@
-"""What a form of answers tells the loop: which tokens may follow, and which must.
+"""What a constraint tells the loop: which tokens may follow, and which must.
 
-The contract alone; ``runtime.grammar`` implements it over grammars. A form is a function of the tokens that were
+The contract alone; ``runtime.grammar`` implements it over grammars. A constraint is a function of the tokens that were
 committed: whatever was asked in between, it says the same.
 """
 
@@ -13,37 +13,37 @@ from outrider.engines.sampling.base import IntArray32
 from outrider.runtime.core.params import GrammarParams
 
 MOST_FORCED = 64
-"""Tokens that a form may force behind one judged token; the rest of a longer run is forced behind the next."""
+"""Tokens that a constraint may force behind one judged token; the rest of a longer run is forced behind the next."""
 
 
-class Form(Protocol):
-    """The form of one answer, on the worker's thread.
+class Constraint(Protocol):
+    """The constraint of one answer, on the worker's thread.
 
     Masks are rows of bits over the target's vocabulary, as ``SamplingRow.masks`` has them. Behind an end token, and
-    behind a token that the form does not allow, nothing is masked: no sampler draws there.
+    behind a token that the constraint does not allow, nothing is masked: no sampler draws there.
     """
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Take note of tokens of the answer, none of them an end token.
 
         Raises:
-            RequestError: they do not have the form, or it became too complex to go on.
+            RequestError: they break the constraint, or it became too complex to go on.
         """
         ...
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """Return the tokens behind the committed ones that the form leaves no choice about, at most ``most``.
+        """Return the tokens behind the committed ones that the constraint leaves no choice about, at most ``most``.
 
         An end token stands in the last place only. The masks at these places have one bit each.
         """
         ...
 
     def fits(self, tokens: Sequence[int]) -> int:
-        """Return how many leading tokens the form allows behind the committed ones; an end token is the last."""
+        """Return how many leading tokens the constraint allows behind the committed ones; an end token is the last."""
         ...
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> IntArray32:
-        """Return the masks of a draft, [1 + len(tokens), words] int32, valid until the form is asked again.
+        """Return the masks of a draft, [1 + len(tokens), words] int32, valid until the constraint is asked again.
 
         Args:
             tokens: of the draft, behind the committed ones.
@@ -63,11 +63,11 @@ class Form(Protocol):
         ...
 
 
-class Forms(Protocol):
-    """Makes forms for the requests of one model; callable from any thread."""
+class Constraints(Protocol):
+    """Makes constraints for the requests of one model; callable from any thread."""
 
-    def form(self, params: GrammarParams) -> Form:
-        """Return the form of an answer that has not begun.
+    def constraint(self, params: GrammarParams) -> Constraint:
+        """Return the constraint of an answer that has not begun.
 
         Raises:
             RequestError: the grammar cannot be read; names its field.

@@ -20,7 +20,7 @@ from threading import Lock
 
 from outrider.runtime.core.errors import InternalError, RequestError
 from outrider.runtime.core.params import GrammarKind, GrammarParams
-from outrider.runtime.grammar.base import Forms
+from outrider.runtime.grammar.base import Constraints
 
 LIMIT_S = 2.0
 LIMIT_BYTES = 256 << 20
@@ -43,7 +43,8 @@ class GrammarCompiler:
         tokenizer: bytes of the ``tokenizer.json`` of what the model writes.
         vocab_size: V of the target.
         end_ids: tokens that end an answer.
-        forms: those of this process, which then have the grammar compiled too; None where a worker elsewhere has them.
+        constraints: those of this process, which then have the grammar compiled too; None where a worker elsewhere has
+            them.
         limit_s: seconds of a processor that one grammar may take.
         limit_bytes: that it may take beside the tokenizer.
     """
@@ -54,7 +55,7 @@ class GrammarCompiler:
         vocab_size: int,
         end_ids: Sequence[int],
         *,
-        forms: Forms | None = None,
+        constraints: Constraints | None = None,
         limit_s: float = LIMIT_S,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
@@ -63,7 +64,7 @@ class GrammarCompiler:
             "vocab_size": vocab_size,
             "end_ids": list(end_ids),
         }
-        self._forms = forms
+        self._constraints = constraints
         self._limits = {"limit_s": limit_s, "limit_bytes": limit_bytes}
         self._answer_s = limit_s + GRACE_S
         self._told: OrderedDict[GrammarParams, str] = OrderedDict()
@@ -86,8 +87,8 @@ class GrammarCompiler:
             self._told.move_to_end(params)
         if rule:
             raise RequestError(params.kind, rule)
-        if self._forms is not None:
-            self._forms.form(params)
+        if self._constraints is not None:
+            self._constraints.constraint(params)
 
     def close(self) -> None:
         """End the process; the next grammar starts another."""

@@ -117,8 +117,8 @@ def _on_device(
     rows = draft_rows(live, gammas, rules)
     model = drafters[_MODEL]
     assert isinstance(model, ModelDrafter)
-    asked = {**proposals.asked, _MODEL: None}
-    proposals = replace(proposals, rows=rows, asked=asked)
+    called = {**proposals.called, _MODEL: None}
+    proposals = replace(proposals, rows=rows, called=called)
     try:
         ready = model.prepare(rows, modelled)
     except EngineError as error:
@@ -226,8 +226,8 @@ def _without_model(
     drafts = [draft and replace(draft, num_computed=None) for draft in proposals.drafts]
     for slot in slots:
         drafts[slot] = Draft(tokens=())
-    asked = {**proposals.asked, _MODEL: error}
+    called = {**proposals.called, _MODEL: error}
     return Taken(
         host_fallback_reason=DRAFT_FAILED,
-        proposals=replace(proposals, drafts=drafts, rows=rows, asked=asked),
+        proposals=replace(proposals, drafts=drafts, rows=rows, called=called),
     )

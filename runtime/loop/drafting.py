@@ -75,15 +75,15 @@ class Proposals:
     Attributes:
         drafts: per live slot; None for rows that do not decode.
         rows: per live slot, as drafters saw it; empty when none was asked.
-        asked: every drafter asked, by name, and what it raised, if it did; of a chain each part, without its cap.
+        called: every drafter called, by name, and what it raised, if it did; of a chain each part, without its cap.
         num_choices: likeliest target tokens wanted, by drafter that wants any.
-        observers: drafters that are to be told the outcomes of their drafts.
+        observers: drafters that learn the outcomes of their drafts.
         has_trees: whether any draft is a tree.
     """
 
     drafts: list[Draft | None]
     rows: Sequence[DraftRow] = ()
-    asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    called: Mapping[str, Exception | None] = field(default_factory=dict)
     num_choices: Mapping[str, int] = field(default_factory=dict)
     observers: Collection[str] = ()
     has_trees: bool = False
@@ -107,7 +107,7 @@ def propose(
             chosen.setdefault(live[slot].speculation.drafter, []).append(slot)
     if not chosen:
         return Proposals(drafts=drafts)
-    asked: dict[str, Exception | None] = {}
+    called: dict[str, Exception | None] = {}
     capabilities = {name: drafters.capabilities(name) for name in chosen}
     rows = draft_rows(live, gammas, rules, capabilities.values())
     num_choices: dict[str, int] = {}
@@ -127,12 +127,12 @@ def propose(
         except BaseException as raised:  # a drafter may be anybody's; its rows go on without it
             error = as_error(raised)
             *others, failed = drafters.asked(name)
-            asked = {**dict.fromkeys(others), **asked, failed: error}
+            called = {**dict.fromkeys(others), **called, failed: error}
             if degrade(drafters, live, rows, slots, error):
                 drafts = [draft and replace(draft, num_computed=None) for draft in drafts]
             continue
         for part in drafters.asked(name):
-            asked.setdefault(part, None)
+            called.setdefault(part, None)
         for slot, draft in zip(slots, proposed, strict=True):
             drafts[slot] = draft
             has_trees = has_trees or draft.parents is not None
@@ -141,21 +141,21 @@ def propose(
     return Proposals(
         drafts=drafts,
         rows=rows,
-        asked=asked,
+        called=called,
         num_choices=num_choices,
         observers=observers,
         has_trees=has_trees,
     )
 
 
-def tell(
+def report_outcomes(
     drafters: Drafters,
     live: Sequence[Request],
     proposals: Proposals,
     verdicts: Sequence[tuple[int, Verdict]],
 ) -> None:
     """Report committed verdicts, by slot, to the drafters that were asked for these slots."""
-    told: dict[str, list[Outcome]] = {}
+    outcomes_of: dict[str, list[Outcome]] = {}
     rows = proposals.rows
     for slot, verdict in verdicts if rows else ():
         draft, row, request = proposals.drafts[slot], rows[slot], live[slot]
@@ -171,8 +171,8 @@ def tell(
             parents=draft.parents,
             path=verdict.path,
         )
-        told.setdefault(name, []).append(outcome)
-    for name, outcomes in told.items():
+        outcomes_of.setdefault(name, []).append(outcome)
+    for name, outcomes in outcomes_of.items():
         try:
             drafters.observe(name, outcomes)
         except BaseException as raised:  # what it failed to learn harms nobody
@@ -183,7 +183,7 @@ def tell(
 def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> SamplingRow:
     """Return the request's row as a sampler sees it, with a draft to judge or none."""
     row = request.undrafted
-    if draft is NO_DRAFT and not num_choices and request.form is None:
+    if draft is NO_DRAFT and not num_choices and request.constraint is None:
         return row
     return replace(
         row,
@@ -192,7 +192,9 @@ def row_to_judge(request: Request, draft: Draft, *, num_choices: int = 0) -> Sam
         candidates=draft.candidates,
         is_sampled_draft=draft.is_sampled,
         num_choices=num_choices,
-        masks=None if request.form is None else request.form.masks(draft.tokens, draft.parents),
+        masks=None
+        if request.constraint is None
+        else request.constraint.masks(draft.tokens, draft.parents),
     )
 
 
@@ -233,7 +235,7 @@ def draft_rows(
                 max_nodes=max_nodes,
                 node_cost=node_cost,
                 is_adaptive=is_adaptive,
-                form=request.form,
+                constraint=request.constraint,
                 group=request.group.name,
             )
         )
@@ -275,8 +277,8 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
         if not 0 <= token < vocab_size:
             tokens = tokens[:index]
             break
-    if row.form is not None and not draft.is_sampled:
-        tokens = tokens[: row.form.fits(tokens)]
+    if row.constraint is not None and not draft.is_sampled:
+        tokens = tokens[: row.constraint.fits(tokens)]
     return draft if len(tokens) == len(draft.tokens) else replace(draft, tokens=tokens)
 
 

@@ -45,7 +45,7 @@ class Finisher:
 
     def finish(self, result: StepResult) -> None:
         """Free the slots of what a step ended, then tell everyone."""
-        if any(result.asked.values()) or self.policy.breakers:
+        if any(result.called.values()) or self.policy.breakers:
             self._note_drafters(result)
         ended = [one for one in result.progressed if one[2] is not None]
         lost: list[tuple[Request, Exception]] = []
@@ -83,11 +83,11 @@ class Finisher:
             totals.count_read(num_tokens, took_s)
         totals.num_target_passes += result.num_search_passes
         passes = []
-        for request, told, ending in result.progressed:
-            trace = told.trace
+        for request, progress, ending in result.progressed:
+            trace = progress.trace
             if request.timestamps.first_at is None:
                 request.timestamps.first_at = now
-            totals.num_emitted += len(told.tokens)
+            totals.num_emitted += len(progress.tokens)
             totals.num_finished += ending is not None
             if not trace.is_prompt:
                 passes.append((len(trace.draft_tokens), trace.num_accepted))
@@ -104,8 +104,8 @@ class Finisher:
                 by_position[position] += 1
 
     def _note_drafters(self, result: StepResult) -> None:
-        self.policy.note(result.asked, self.clock())
-        for name, error in result.asked.items():
+        self.policy.note(result.called, self.clock())
+        for name, error in result.called.items():
             if error is not None:
                 logger.error("drafter %s failed; going on without", name, exc_info=error)
 

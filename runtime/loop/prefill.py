@@ -117,7 +117,9 @@ class PromptFeeder:
                 fork(self._target, leader, end)
         rows = [
             replace(
-                request.undrafted if request.form is None else row_to_judge(request, NO_DRAFT),
+                request.undrafted
+                if request.constraint is None
+                else row_to_judge(request, NO_DRAFT),
                 index=index,
             )
             for index, (leader, end) in enumerate(ends)

@@ -24,7 +24,7 @@ class StepResult:
         alone: requests for which the engine failed although nobody else took part. Where ``is_sound``, the fault is
             theirs.
         is_sound: whether the engine served anybody in this step.
-        asked: as of ``Proposals``.
+        called: as of ``Proposals``.
         host_fallback_reason: why the host took part between draft and judgement; empty where it did not, None where
             nothing was decoded.
         searched: beam searches that are over, and their answers.
@@ -36,7 +36,7 @@ class StepResult:
     failed: Sequence[Failure] = ()
     alone: Sequence[Failure] = ()
     is_sound: bool = False
-    asked: Mapping[str, Exception | None] = field(default_factory=dict)
+    called: Mapping[str, Exception | None] = field(default_factory=dict)
     host_fallback_reason: str | None = None
     searched: Sequence[tuple[Request, Finished]] = ()
     num_search_passes: int = 0

@@ -18,7 +18,7 @@ from outrider.runtime.core.scheduler import plan_step
 from outrider.runtime.core.tree import num_leading, tried_chain
 from outrider.runtime.drafters.base import Draft
 from outrider.runtime.loop.device_step import HOST_STEP, take_round
-from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, tell
+from outrider.runtime.loop.drafting import NO_DRAFT, Proposals, propose, report_outcomes
 from outrider.runtime.loop.prefill import NOTHING_FED, NOTHING_READ
 from outrider.runtime.loop.result import Failure, Progress, StepResult
 from outrider.runtime.loop.step_context import StepContext
@@ -53,7 +53,7 @@ def run_step(parts: StepContext, live: Sequence[Request]) -> StepResult:
         alone=[*read.failed, *fed.failed, *done.failed],
         # A read says of the engine that it reads, not that it extends.
         is_sound=bool(done.verdicts) or fed.num_fed > 0 or (bool(read.failed) and bool(read.reads)),
-        asked=done.proposals.asked,
+        called=done.proposals.called,
         host_fallback_reason=done.host_fallback_reason,
         reads=read.reads,
     )
@@ -96,7 +96,7 @@ def _report_outcomes(
     if has_failed:
         judged = [one for one in judged if one[1].next_token is not None]
     if done.proposals.observers:
-        tell(parts.drafters, live, done.proposals, judged)
+        report_outcomes(parts.drafters, live, done.proposals, judged)
     if parts.gamma_controller is not None and done.verdicts and not done.was_recovered:
         parts.gamma_controller.observe(live, done.proposals.drafts, judged)
 
@@ -139,11 +139,11 @@ def _commit(
                 target.keep_path(slot, (*range(num_pending + 1), *path))
                 if (num_exact := num_leading(verdict.path)) < len(verdict.path):
                     request.note_path(num_exact)
-            told, ending = request.commit(
+            progress, ending = request.commit(
                 tokens, verdict, num_drafted=len(draft.tokens), draft_computed=num_computed
             )
         except Exception as error:  # the target's, or a bug in what turns tokens into text
             failed.append((request, error))
             continue
-        progressed.append((request, told, ending))
+        progressed.append((request, progress, ending))
     return progressed, failed

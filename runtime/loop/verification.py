@@ -85,7 +85,7 @@ def verify(
 
 
 def behind_forced(span: Span, request: Request) -> Span:
-    """Return a span whose draft stands behind the tokens that the form forced since the last judged one."""
+    """Return a span whose draft stands behind the tokens that the constraint forced since the last judged one."""
     sequence, num_pending = request.sequence, request.sequence.num_pending
     before = sequence.tokens[request.cache.num_computed : sequence.num_known - 1].tolist()
     parents = span.parents

@@ -33,7 +33,7 @@ from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.tenant import ANY_CLAIM, Claim
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.grammar.base import MOST_FORCED, Forms
+from outrider.runtime.grammar.base import MOST_FORCED, Constraints
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.runtime.loop.event_queue import Deliver, EventQueue
@@ -65,7 +65,7 @@ class Worker:
         decoder: turns tokens into text.
         clock: monotonic seconds; deadlines are on it.
         on_beat: called on the worker's thread as a step does what makes it longer than its like.
-        forms: makes the forms of answers; None where none are served.
+        constraints: makes the constraints of answers; None where none are served.
 
     Attributes:
         heartbeat: signs of life of the thread.
@@ -86,7 +86,7 @@ class Worker:
         decoder: Decoder,
         clock: Callable[[], float] = time.monotonic,
         on_beat: Callable[[], None] = do_nothing,
-        forms: Forms | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self._clock = clock
         self._event_queue = EventQueue()
@@ -118,7 +118,7 @@ class Worker:
             max_forced=min(MOST_FORCED, max_behind),
             decoder=decoder,
             resolve=self._policy.resolve_request,
-            forms=forms,
+            constraints=constraints,
         )
         self._totals = Totals()
         self._thread: threading.Thread | None = None
@@ -165,7 +165,7 @@ class Worker:
 
         Raises:
             ContextTooLong: the prompt leaves no room for a token.
-            RequestError: more slots are needed than there are, or the form cannot be had.
+            RequestError: more slots are needed than there are, or the constraint cannot be had.
             Draining: the server is shutting down.
             DuplicateRequestId: a request of this name is queued or running.
             DeadlineUnreachable: it would be answered too late.

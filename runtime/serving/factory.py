@@ -37,7 +37,7 @@ from outrider.runtime.core.text import Decoder
 from outrider.runtime.drafters.registry import any_proposes_trees, tuned_drafter
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
-from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.constraint import GrammarConstraints
 from outrider.runtime.grammar.library import INSTALL, is_installed
 from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
@@ -81,16 +81,16 @@ def load_model(
     log.info("sampling %s", pair.place)
     config = _with_prefix_cache(config, pair)
     bit_equality, is_mapped = _log_promises(bundle, pair), bundle.is_mapped()
-    forms, no_constraints = open_forms(manifest, codec)
+    constraints, no_constraints = open_constraints(manifest, codec)
     engines = _served(pair, manifest.max_gamma, costs)
-    worker = Worker(engines, config=config, decoder=codec, on_beat=on_beat, forms=forms)
+    worker = Worker(engines, config=config, decoder=codec, on_beat=on_beat, constraints=constraints)
     model = _served_model(
         manifest,
         codec,
         worker,
         name=options.name_of(root),
         can_adapt=costs is not None,
-        constraints=() if forms is None else tuple(GrammarKind),
+        constraints=() if constraints is None else tuple(GrammarKind),
         no_constraints=no_constraints,
         chat_templates=() if chats is None else chats.names,
     )
@@ -108,7 +108,7 @@ def load_model(
         weights_are_private=not is_mapped,
         mapped=bundle if is_mapped else None,
         close=pair.close,
-        grammars=grammar_compiler(model, codec, forms),
+        grammars=grammar_compiler(model, codec, constraints),
         chats=chats,
         generation_defaults=asked,
     )
@@ -212,27 +212,31 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
     return config
 
 
-def open_forms(manifest: Manifest, codec: TokenizersCodec) -> tuple[GrammarForms | None, str]:
-    """Return what makes forms of answers, or None and the rule that requests for one break."""
+def open_constraints(
+    manifest: Manifest, codec: TokenizersCodec
+) -> tuple[GrammarConstraints | None, str]:
+    """Return what makes constraints of answers, or None and the rule that requests for one break."""
     if not is_installed():
         return None, INSTALL
     if not manifest.eos_token_ids:
         return None, "needs a model with an end token"
     vocab_size = manifest.target.vocab_size
     try:
-        return GrammarForms(codec.source, vocab_size, manifest.eos_token_ids), ""
+        return GrammarConstraints(codec.source, vocab_size, manifest.eos_token_ids), ""
     except ValueError as error:
         log.warning("no forms of answers are served: %s", error)
         return None, "needs a tokenizer that llguidance can read"
 
 
 def grammar_compiler(
-    model: ServedModel, codec: TokenizersCodec, forms: GrammarForms | None = None
+    model: ServedModel, codec: TokenizersCodec, constraints: GrammarConstraints | None = None
 ) -> GrammarCompiler | None:
-    """Return what tries grammars of requests; None where no forms are served. ``forms`` are this process's."""
+    """Return what tries grammars of requests; None where none are served. ``constraints`` are this process's."""
     if not model.constraints:
         return None
-    return GrammarCompiler(codec.source, model.vocab_size, model.eos_token_ids, forms=forms)
+    return GrammarCompiler(
+        codec.source, model.vocab_size, model.eos_token_ids, constraints=constraints
+    )
 
 
 def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
@@ -243,8 +247,8 @@ def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
 
 def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
     """Return what ``ServedModel`` says of prompts, and tell what memory sources take."""
-    entry, facts = manifest.target.source, manifest.text2text
-    if entry is None or facts is None or not isinstance(codec, EncoderDecoderCodec):
+    entry, text_config = manifest.target.source, manifest.text2text
+    if entry is None or text_config is None or not isinstance(codec, EncoderDecoderCodec):
         return {"max_token_bytes": codec.max_token_bytes}
     models = [one for one in (manifest.target, manifest.draft) if one is not None]
     token_bytes = sum(source_bytes(one) for one in models)
@@ -258,8 +262,8 @@ def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
         "max_token_bytes": codec.sources.max_token_bytes,
         "max_source": entry.max_source,
         "source_vocab_size": entry.vocab_size,
-        "shares_vocabulary": facts.shares_vocabulary,
-        "banned_token_ids": facts.banned_token_ids,
+        "shares_vocabulary": text_config.shares_vocabulary,
+        "banned_token_ids": text_config.banned_token_ids,
     }
 
 
@@ -273,10 +277,10 @@ def _with_generation_defaults(
     options: ServeOptions, manifest: Manifest, model: ServedModel, asked: Mapping[str, object]
 ) -> tuple[RequestLimits, RequestDefaults]:
     """Return limits and defaults of requests, as the options want them; ``asked`` is what the checkpoint asks for."""
-    limits, facts = options.limits, manifest.text2text
+    limits, text_config = options.limits, manifest.text2text
     if not options.applies_generation_defaults:
         return limits, NO_DEFAULTS
-    num_prefix = 1 if facts is None else len(facts.decoder_prefix)
+    num_prefix = 1 if text_config is None else len(text_config.decoder_prefix)
     defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
     log.info("%s", line)
     if defaults.max_tokens is not None:

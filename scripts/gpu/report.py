@@ -41,7 +41,7 @@ class Findings:
         speeds: of all pairs.
     """
 
-    facts: Mapping[str, str]
+    text_config: Mapping[str, str]
     reason: str
     left: list[str] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
@@ -89,7 +89,11 @@ class Findings:
 
 def render(found: Findings) -> str:
     """The report."""
-    parts = ["# GPU check", "", *(f"* {name}: {value}" for name, value in found.facts.items())]
+    parts = [
+        "# GPU check",
+        "",
+        *(f"* {name}: {value}" for name, value in found.text_config.items()),
+    ]
     parts.append(f"* chosen because: {found.reason}")
     if found.has_kept_contract is not None:
         parts.append(f"* engine contract: {'passed' if found.has_kept_contract else 'FAILED'}")
@@ -122,7 +126,7 @@ def render(found: Findings) -> str:
             *_table(found.speeds, "speedup", "reaches_prediction", "is_lean"),
         ]
     data = {
-        "facts": dict(found.facts),
+        "facts": dict(found.text_config),
         "failures": failures,
         "missed_aims": missed,
         "not_run": found.left,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from outrider.engines.bundle.names import MODEL_FILE
-from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import ModelConfig, read_model_config
 from transformers import PreTrainedModel
 
 from tests.export.text2text_models import random_text2text
@@ -24,7 +24,7 @@ class Exported:
     """A model and its canonical graph, with all graphs for the CPU beside it."""
 
     model: PreTrainedModel
-    facts: ModelFacts
+    model_config: ModelConfig
     path: Path
 
 
@@ -37,10 +37,10 @@ def exported(family: str, folder: Path) -> Exported:
     export_model(model, path, num_positions=NUM_POSITIONS, num_source_positions=NUM_POSITIONS)
     assert derive_grouped_graph(path)
     derive_tree_graphs(path)
-    facts = model_facts(model.config)
-    assert facts.source is not None
-    source = replace(facts.source, max_source=NUM_POSITIONS)
-    return Exported(model, replace(facts, max_position=NUM_POSITIONS, source=source), path)
+    model_config = read_model_config(model.config)
+    assert model_config.source is not None
+    source = replace(model_config.source, max_source=NUM_POSITIONS)
+    return Exported(model, replace(model_config, max_position=NUM_POSITIONS, source=source), path)
 
 
 @pytest.fixture(scope="session", params=["t5", "bart"])

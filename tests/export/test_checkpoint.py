@@ -84,15 +84,15 @@ def test_sources_are_as_long_as_the_encoder_has_positions(tmp_path: Path) -> Non
 
 
 def max_source(folder: Path, asked: int | None = None) -> int:
-    facts = open_checkpoint(folder, max_context=128, max_source=asked).facts
-    assert facts.source is not None
-    return facts.source.max_source
+    model_config = open_checkpoint(folder, max_context=128, max_source=asked).model_config
+    assert model_config.source is not None
+    return model_config.source.max_source
 
 
 def test_a_window_counts_where_texts_may_be_longer(tmp_path: Path) -> None:
     folder = write_config(tmp_path, "mistral", sliding_window=128)
-    assert open_checkpoint(folder, max_context=128).facts.window is None
-    assert open_checkpoint(folder, max_context=129).facts.window == 128
+    assert open_checkpoint(folder, max_context=128).model_config.window is None
+    assert open_checkpoint(folder, max_context=129).model_config.window == 128
 
 
 def test_missing_weights_are_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import encoder_decoder
 from outrider.engines.bundle.names import past_names
 from outrider.engines.onnx.session import open_session
-from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import ModelConfig, read_model_config
 from transformers import PreTrainedModel
 
 from tests.export.text2text_models import (
@@ -33,17 +33,19 @@ class Slots:
     """Both graphs of a model over caches full of another request's leftovers."""
 
     def __init__(
-        self, path: Path, facts: ModelFacts, rows: IntArray, capacity: int, memory: int
+        self, path: Path, model_config: ModelConfig, rows: IntArray, capacity: int, memory: int
     ) -> None:
         encode = path.with_name(encoder_decoder.ENCODE_FILE)
         self._decoder, self._encoder = (
             open_session(one, copies_caches=True) for one in (path, encode)
         )
-        assert facts.source is not None
-        shape = (len(rows), facts.num_kv_heads, capacity, facts.head_size)
-        self._texts = {name: np.full(shape, 7, np.float32) for name in past_names(facts.num_layers)}
-        names = encoder_decoder.cross_past_names(facts.num_layers)
-        shape = (len(rows), facts.source.num_heads, memory, facts.source.head_size)
+        assert model_config.source is not None
+        shape = (len(rows), model_config.num_kv_heads, capacity, model_config.head_size)
+        self._texts = {
+            name: np.full(shape, 7, np.float32) for name in past_names(model_config.num_layers)
+        }
+        names = encoder_decoder.cross_past_names(model_config.num_layers)
+        shape = (len(rows), model_config.source.num_heads, memory, model_config.source.head_size)
         self._sources = {name: np.full(shape, 7, np.float32) for name in names}
         self._lengths = LENGTHS[rows]
 
@@ -81,7 +83,7 @@ def assert_answers_as_pytorch(model: PreTrainedModel, path: Path) -> None:
     """Ragged spans, each row rolled back to a place of its own after each."""
     sources, texts = random_sources(LENGTHS), random_texts(model, len(LENGTHS), 60)
     expected = pytorch_logits(model, sources, LENGTHS, texts)
-    slots = Slots(path, model_facts(model.config), np.arange(4), capacity=80, memory=48)
+    slots = Slots(path, read_model_config(model.config), np.arange(4), capacity=80, memory=48)
     slots.read(sources)
     starts = np.zeros(4, np.int64)
     tolerance = 1e-4 * max(1.0, float(np.abs(expected).max()) / 10)
@@ -101,7 +103,7 @@ def assert_bits_depend_on_nothing_else(path: Path, model: PreTrainedModel) -> No
     def answers(
         rows: IntArray, sizes: tuple[int, int], num_tokens: int, width: int
     ) -> tuple[FloatArray, dict[str, FloatArray]]:
-        slots = Slots(path, model_facts(model.config), rows, *sizes)
+        slots = Slots(path, read_model_config(model.config), rows, *sizes)
         padded = np.zeros((len(rows), width), np.int64)
         kept = min(width, sources.shape[1])
         padded[:, :kept] = sources[rows, :kept]

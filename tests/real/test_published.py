@@ -52,7 +52,7 @@ def test_a_mistake_is_five_times_too_far(
         open_checkpoint(models / name, max_context=CONTEXT),
     )
     model = checkpoint.load_as(torch.float32)
-    bound = float32_bound(Reference(model), checkpoint.facts, max_gamma=8)
+    bound = float32_bound(Reference(model), checkpoint.model_config, max_gamma=8)
     # What a wrong model rounds away is its own.
     monkeypatch.setattr(reference_module, "_most_apart", lambda *_: 0.0)
     path = bundle.model_path(bundle.manifest.target)
@@ -60,7 +60,9 @@ def test_a_mistake_is_five_times_too_far(
         if not is_planted:
             pytest.skip(f"{name} has no place for it")
         with pytest.raises(BundleError, match="parity case"):
-            check_parity(model, path, checkpoint.facts, max_gamma=8, bound=within(5 * bound.value))
+            check_parity(
+                model, path, checkpoint.model_config, max_gamma=8, bound=within(5 * bound.value)
+            )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_greedy_answers_are_those_of_transformers(
     gc.collect()
     checkpoint = open_checkpoint(models / name, max_context=CONTEXT)
     model = checkpoint.load_as(torch.float32)
-    bound = float32_bound(Reference(model), checkpoint.facts, max_gamma=8).value
+    bound = float32_bound(Reference(model), checkpoint.model_config, max_gamma=8).value
     num_ties = 0
     for ids, answer in zip(texts, found, strict=True):
         told = list(answer.outputs[0].token_ids)

@@ -12,7 +12,7 @@ import torch
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import reference_logits
-from outrider.export.facts import model_facts
+from outrider.export.model_config import read_model_config
 from outrider.export.pipeline import ExportOptions, export_bundle
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,7 +38,9 @@ def write_model(shape: str, folder: Path, tokenizer: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(**COMMON, **SHAPES[shape])).requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight *= 4
-    largest = np.abs(reference_logits(model, certified_prompts(model_facts(model.config), 8))).max()
+    largest = np.abs(
+        reference_logits(model, certified_prompts(read_model_config(model.config), 8))
+    ).max()
     model.model.norm.weight *= LOGITS / largest
     model.to(torch.bfloat16).save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):

@@ -21,7 +21,7 @@ from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
-from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.constraint import GrammarConstraints
 from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.chat.encoder import ChatEncoder
@@ -153,11 +153,11 @@ async def running(
         max_tree_nodes=max_tree_nodes,
         max_source=max_source,
     )
-    forms = grammars = None
+    constraints = grammars = None
     if tokenizer is not None:
         codec = TokenizersCodec(tokenizer)
-        forms = GrammarForms(tokenizer, vocab_size, (EOS,))
-        grammars = GrammarCompiler(tokenizer, vocab_size, (EOS,), forms=forms)
+        constraints = GrammarConstraints(tokenizer, vocab_size, (EOS,))
+        grammars = GrammarCompiler(tokenizer, vocab_size, (EOS,), constraints=constraints)
     codec = codec or LetterCodec()
     worker = Worker(
         ServedEngines(
@@ -170,7 +170,7 @@ async def running(
         config=config,
         decoder=codec,
         clock=clock,
-        forms=forms,
+        constraints=constraints,
     )
     model = ServedModel(
         name="letters",
@@ -186,7 +186,7 @@ async def running(
         max_source=max_source,
         source_vocab_size=vocab_size if max_source else 0,
         banned_token_ids=banned_token_ids,
-        constraints=() if forms is None else tuple(GrammarKind),
+        constraints=() if constraints is None else tuple(GrammarKind),
         chat_templates=() if chats is None else chats.names,
     )
     serving = LoadedModel(

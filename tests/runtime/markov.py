@@ -17,7 +17,7 @@ from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.gamma.costs import CostTable
-from outrider.runtime.grammar.base import Forms
+from outrider.runtime.grammar.base import Constraints
 from outrider.runtime.loop.beams.cache import BeamCache
 from outrider.runtime.loop.prefill import PromptFeeder
 from outrider.runtime.loop.step_context import ServedEngines
@@ -104,7 +104,7 @@ class Harness:
         clock: Clock | None = None,
         on_beat: Callable[[], None] = do_nothing,
         decoder: Decoder | None = None,
-        forms: Forms | None = None,
+        constraints: Constraints | None = None,
         **settings: object,
     ) -> None:
         vocab_size, target_logits, draft_logits = PAIRS[pair]
@@ -128,7 +128,7 @@ class Harness:
             decoder=decoder or LetterDecoder(),
             clock=self.clock,
             on_beat=on_beat,
-            forms=forms,
+            constraints=constraints,
         )
         self.events: dict[str, list[Event]] = {}
 

@@ -1,7 +1,7 @@
 """Rotary angles of a traced graph: those of texts up to the original length, whatever text the model read before.
 
 Transformers chooses them anew in every call, by the longest text: ``dynamic`` in Python, ``longrope`` by a condition
-on the largest position. ``export.facts`` ends the positions of such models where their angles would change.
+on the largest position. ``export.model_config`` ends the positions of such models where their angles would change.
 
 Source: ``transformers.modeling_rope_utils.dynamic_rope_update``.
 """

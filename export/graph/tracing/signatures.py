@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from outrider.engines.bundle import encoder_decoder, names
-from outrider.export.facts import ModelFacts, SourceFacts
+from outrider.export.model_config import EncoderConfig, ModelConfig
 from torch import Tensor
 
 _BATCH, _TOKENS, _CAPACITY, _WANTED, _LENGTH, _MEMORY = (
@@ -35,11 +35,11 @@ class Signature:
     outputs: tuple[str, ...]
 
 
-def decoder_signature(facts: ModelFacts) -> Signature:
+def decoder_signature(model_config: ModelConfig) -> Signature:
     """Return the tensors of ``model.onnx``, of a decoder-only model or beside an encoder."""
-    layers = range(facts.num_layers)
-    sizes = facts.num_layers, facts.num_kv_heads, facts.head_size, _CAPACITY
-    cache_axes = [{0: _BATCH, 2: _CAPACITY}] * facts.num_layers
+    layers = range(model_config.num_layers)
+    sizes = model_config.num_layers, model_config.num_kv_heads, model_config.head_size, _CAPACITY
+    cache_axes = [{0: _BATCH, 2: _CAPACITY}] * model_config.num_layers
     example: list[Any] = [
         _ones(_BATCH, _TOKENS),
         torch.arange(_SIZES[_BATCH]),
@@ -53,20 +53,20 @@ def decoder_signature(facts: ModelFacts) -> Signature:
     inputs += [*map(names.key_name, layers), *map(names.value_name, layers)]
     outputs = [names.LOGITS, *map(names.new_key_name, layers)]
     outputs += map(names.new_value_name, layers)
-    if facts.source is not None:
+    if model_config.source is not None:
         example.insert(3, _ones(_BATCH))
         axes.insert(3, {0: _BATCH})
         inputs.insert(3, encoder_decoder.SOURCE_LENGTH)
-        memory, memory_axes, cached = _memory(facts, facts.source)
+        memory, memory_axes, cached = _memory(model_config, model_config.source)
         example += memory
         axes += memory_axes
         inputs += cached
     return Signature(tuple(example), tuple(axes), tuple(inputs), tuple(outputs))
 
 
-def encode_signature(facts: ModelFacts, source: SourceFacts) -> Signature:
+def encode_signature(model_config: ModelConfig, source: EncoderConfig) -> Signature:
     """Return the tensors of ``encode.onnx``."""
-    memory, memory_axes, cached = _memory(facts, source)
+    memory, memory_axes, cached = _memory(model_config, source)
     return Signature(
         (_ones(_BATCH, _LENGTH), _ones(_BATCH), *memory),
         ({0: _BATCH, 1: _LENGTH}, {0: _BATCH}, *memory_axes),
@@ -75,11 +75,13 @@ def encode_signature(facts: ModelFacts, source: SourceFacts) -> Signature:
     )
 
 
-def _memory(facts: ModelFacts, source: SourceFacts) -> tuple[list[Any], list[Any], list[str]]:
+def _memory(
+    model_config: ModelConfig, source: EncoderConfig
+) -> tuple[list[Any], list[Any], list[str]]:
     """Return examples, axes and names of the caches of sources: all keys, then all values."""
-    layers = range(facts.num_layers)
-    sizes = facts.num_layers, source.num_heads, source.head_size, _MEMORY
-    axes = [{0: _BATCH, 2: _MEMORY}] * facts.num_layers
+    layers = range(model_config.num_layers)
+    sizes = model_config.num_layers, source.num_heads, source.head_size, _MEMORY
+    axes = [{0: _BATCH, 2: _MEMORY}] * model_config.num_layers
     cached = [encoder_decoder.cross_key_name(layer) for layer in layers]
     cached += [encoder_decoder.cross_value_name(layer) for layer in layers]
     return [_caches(*sizes), _caches(*sizes)], [axes, axes], cached

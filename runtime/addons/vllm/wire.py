@@ -92,16 +92,16 @@ def _add_params(request: wire.GenerateRequest, params: vllm.SamplingParams) -> N
 
 
 def _add_form(request: wire.GenerateRequest, params: vllm.SamplingParams) -> None:
-    """Set the form that an answer is to have: of the first token on, wherever a message says that it begins."""
-    form = params.WhichOneof("constraint")
-    if form in _FORMS:
-        text = getattr(params, form)
+    """Set the constraint of an answer: of the first token on, wherever a message says that it begins."""
+    constraint = params.WhichOneof("constraint")
+    if constraint in _FORMS:
+        text = getattr(params, constraint)
         if not text:
-            raise RequestError(form, "must not be empty")
-        setattr(request, form, text)
-    elif form == "json_object" and params.json_object:
+            raise RequestError(constraint, "must not be empty")
+        setattr(request, constraint, text)
+    elif constraint == "json_object" and params.json_object:
         request.json_schema = _ANY_OBJECT
-    elif form == "choice":
+    elif constraint == "choice":
         choices = params.choice.choices
         check_count("choice", choices, _MOST_CHOICES)
         if not choices or not all(choices):
@@ -109,9 +109,9 @@ def _add_form(request: wire.GenerateRequest, params: vllm.SamplingParams) -> Non
         request.grammar = (
             f"start: {' | '.join(json.dumps(choice, ensure_ascii=False) for choice in choices)}"
         )
-    elif form == "structural_tag":
+    elif constraint == "structural_tag":
         raise UnsupportedOption(
-            form, "is not supported by this server; use json_schema, regex or grammar"
+            constraint, "is not supported by this server; use json_schema, regex or grammar"
         )
 
 

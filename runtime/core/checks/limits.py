@@ -86,7 +86,7 @@ class ServedModel:
         source_vocab_size: of the sources' tokens; 0 for a model without an encoder.
         shares_vocabulary: whether ids of sources and answers stand for the same tokens.
         banned_token_ids: never drawn, and never part of a request's own answer prefix.
-        constraints: names of the fields that ask for a form of the answer and are served.
+        constraints: names of the fields that ask for a constraint of the answer and are served.
         no_constraints: the rule that a request breaks which asks for another one.
         chat_templates: names of the templates for chats; empty where there are none.
     """

@@ -91,8 +91,8 @@ class CascadeDrafter(ModelDrafter):
             agreed = []
             for slot, token in zip(going, tokens, strict=True):
                 drafted[slot].append(token)
-                if (form := live[slot].form) is not None:
-                    form.follow(drafted[slot])
+                if (constraint := live[slot].constraint) is not None:
+                    constraint.follow(drafted[slot])
                 guess = guesses[slot]
                 if column < len(guess) and guess[column] == token:
                     num_matched[slot] += 1

@@ -214,8 +214,8 @@ class ModelDrafter:
                 is_end = token in live[slot].sampling.params.end_token_ids
                 if len(drafted[slot]) < gammas[slot] and not is_end:
                     following[slot] = (token,)
-                    if (form := live[slot].form) is not None:
-                        form.follow(drafted[slot])
+                    if (constraint := live[slot].constraint) is not None:
+                        constraint.follow(drafted[slot])
             fed = following
         return drafted
 
@@ -228,8 +228,8 @@ def begun(
     # The lists grow under the rows, and so do masks: building a row anew for every token costs 2 % of a step.
     rows = {slot: replace(live[slot].sampling, draft_tokens=drafted[slot]) for slot in gammas}
     for slot in gammas:
-        if (form := live[slot].form) is not None:
-            rows[slot] = replace(rows[slot], masks=form.begin(gammas[slot]))
+        if (constraint := live[slot].constraint) is not None:
+            rows[slot] = replace(rows[slot], masks=constraint.begin(gammas[slot]))
     fed = {slot: tuple(live[slot].sampling.history[computed[slot] :].tolist()) for slot in gammas}
     return drafted, rows, fed
 

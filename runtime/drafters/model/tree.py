@@ -28,7 +28,7 @@ from outrider.runtime.drafters.model.model import (
     is_sampled,
     with_idle_slots,
 )
-from outrider.runtime.grammar.base import Form
+from outrider.runtime.grammar.base import Constraint
 
 
 class Growth:
@@ -199,8 +199,8 @@ class TreeDrafter(ModelDrafter):
             sampling = replace(
                 row.sampling,
                 masks=None
-                if row.form is None
-                else masks_of_level(row.form, growth.newest, columns),
+                if row.constraint is None
+                else masks_of_level(row.constraint, growth.newest, columns),
             )
             drawn: list[tuple[int, ...]] = []
             num_left = growth.num_left
@@ -221,13 +221,13 @@ class TreeDrafter(ModelDrafter):
 
 
 def masks_of_level(
-    form: Form, nodes: Sequence[tuple[int, tuple[int, ...]]], columns: Sequence[int]
+    constraint: Constraint, nodes: Sequence[tuple[int, tuple[int, ...]]], columns: Sequence[int]
 ) -> IntArray32:
     """Return masks of which those of these nodes lie in the rows of their columns; the others are not read.
 
     ``nodes`` are as in ``Growth.newest``.
     """
-    rows = [form.follow(path).copy() for _, path in nodes]
+    rows = [constraint.follow(path).copy() for _, path in nodes]
     masks = np.empty((max(columns) + 1, len(rows[0])), dtype=np.int32)
     masks[list(columns)] = rows
     return masks

@@ -60,7 +60,7 @@ class _Unfinished:
 
     Attributes:
         cancelled: the error that somebody wants it to end with.
-        scored: pieces of its prompt that came ahead of its first event, and are told with that.
+        scored: pieces of its prompt that came ahead of its first event, and are delivered with that.
     """
 
     spec: RequestSpec
@@ -72,9 +72,9 @@ class _Unfinished:
 
     def end(self, error: Exception) -> None:
         """Deliver the terminal event of a request that fails."""
-        self.tell(Failed(error=error, num_output=self.num_output))
+        self.emit(Failed(error=error, num_output=self.num_output))
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Deliver an event."""
         try:
             self.deliver(event)
@@ -269,12 +269,12 @@ class IsolatedWorker:
         return True
 
     def _listen(self) -> None:
-        """Take what engines tell, one after the other, until none is wanted or too many of them have failed."""
+        """Take the engines' messages, one after the other, until none is wanted or too many of them have failed."""
         try:
             is_going_on = True
             while is_going_on:
-                for told in self._engine.messages():
-                    self._take(told)
+                for message in self._engine.messages():
+                    self._take(message)
                 if code := self._engine.end():
                     log.error("the engine's process ended: %d", code)
                 self._lose()
@@ -288,11 +288,11 @@ class IsolatedWorker:
                 self.is_ready = False
                 self._end_all(_Unfinished.lost)
 
-    def _take(self, told: FromChild) -> None:
+    def _take(self, message: FromChild) -> None:
         with self._lock:
-            match told:
+            match message:
                 case StepEvents():
-                    self._take_step(told)
+                    self._take_step(message)
                 case ScoredPiece(internal_id, prompt):
                     if (one := self._unfinished.get(internal_id)) is not None:
                         one.scored += prompt
@@ -309,13 +309,13 @@ class IsolatedWorker:
                     self.has_changed_model = True
         self._call_after_step()
 
-    def _take_step(self, told: StepEvents) -> None:
+    def _take_step(self, message: StepEvents) -> None:
         now_s = time.monotonic()
-        has_stepped = told.has_stepped and self.heartbeat.is_stepping
+        has_stepped = message.has_stepped and self.heartbeat.is_stepping
         self.heartbeat.end(now_s - self._heard_s if has_stepped else None)
         self._heard_s = now_s
-        self._snapshot = told.snapshot or self._snapshot
-        for internal_id, event in told.events:
+        self._snapshot = message.snapshot or self._snapshot
+        for internal_id, event in message.events:
             if (one := self._unfinished.get(internal_id)) is None:
                 continue
             if isinstance(event, Progressed):
@@ -327,7 +327,7 @@ class IsolatedWorker:
                 del self._unfinished[internal_id]
             if isinstance(event, (Progressed, Finished)):
                 self._engine.has_served = True
-            one.tell(event)
+            one.emit(event)
         self._note_prompts()
         if self._unfinished:
             self.heartbeat.begin()

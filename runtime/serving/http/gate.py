@@ -27,18 +27,23 @@ class HttpGate:
         gate: to ask.
         routes: behind it.
         has_open_health: whether probes are answered to anybody.
-        has_own_names: whether only this machine connects, so that a name which is not its own is a stranger's.
+        is_loopback_only: whether only this machine connects, so that a name which is not its own is a stranger's.
     """
 
     def __init__(
-        self, gate: Gate, routes: Sequence[HttpRoute], *, has_open_health: bool, has_own_names: bool
+        self,
+        gate: Gate,
+        routes: Sequence[HttpRoute],
+        *,
+        has_open_health: bool,
+        is_loopback_only: bool,
     ) -> None:
         self._gate = gate
         self._app = router(routes)
         self._routes = {(one.method, one.path): one for one in routes}
         self._paths = {one.path for one in routes}
         self._has_open_health = has_open_health
-        self._has_own_names = has_own_names and not gate.authenticator.asks
+        self._is_loopback_only = is_loopback_only and not gate.authenticator.asks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or have the application answer it."""
@@ -76,7 +81,7 @@ class HttpGate:
 
     def _check_names(self, scope: Scope) -> None:
         hosts = values_of(scope, "host")
-        if self._has_own_names:
+        if self._is_loopback_only:
             _check_host(hosts)
         _check_origin(values_of(scope, "origin"), hosts)
 

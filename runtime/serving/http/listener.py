@@ -124,7 +124,7 @@ class HttpListener:
             routes,
             has_open_health=security.options.has_open_health,
             # What no browser reaches has no names to mistake.
-            has_own_names=not is_socket and not is_reachable(address),
+            is_loopback_only=not is_socket and not is_reachable(address),
         )
         context = None
         needs_tls = is_reachable(address) or not options.is_plain_at_home

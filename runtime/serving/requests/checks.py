@@ -88,7 +88,7 @@ def _check_served(
         raise UnsupportedOption(path, field.refusal)
     if field.search is Search.ONLY and not search:
         raise UnsupportedOption(path, "needs num_beams above 1")
-    if field.search is Search.UNTOLD and search:
+    if field.search is Search.UNREPORTED and search:
         raise UnsupportedOption(path, f"must be left out with {search}")
     has_encoder = rules.model.max_source > 0
     if field.models is Models.ENCODER_DECODER and not has_encoder:

@@ -50,7 +50,7 @@ class Search(Enum):
     ANY = "with and without one"
     ONLY = "with one alone"
     NEVER = "without one alone"
-    UNTOLD = "without one alone: what happened step by step says nothing of the hypotheses that were left"
+    UNREPORTED = "without one alone: what happened step by step says nothing of the hypotheses that were left"
 
 
 class Models(Enum):
@@ -113,8 +113,8 @@ FIELDS: Mapping[str, Field] = {
     "ignore_eos": Field(default=False),
     "logprobs": Field(bound=_least("max_logprobs"), search=_SHAPES_DRAWS),
     "skip_special_tokens": Field(default=True),
-    "return_provenance": Field(default=False, search=Search.UNTOLD),
-    "return_trace": Field(default=False, search=Search.UNTOLD),
+    "return_provenance": Field(default=False, search=Search.UNREPORTED),
+    "return_trace": Field(default=False, search=Search.UNREPORTED),
     "n": Field(default=1),
     "best_of": Field(refusal=NOT_SERVED),
     "prompt_logprobs": Field(

@@ -159,7 +159,7 @@ def beams_of(request: wire.GenerateRequest) -> BeamParams | None:
 
 
 def grammar_of(request: wire.GenerateRequest) -> GrammarParams | None:
-    """Return the form that an answer is to have; None for any.
+    """Return the constraint of an answer; None for none.
 
     Raises:
         RequestError: two are given, or one that belongs to another.

@@ -30,25 +30,25 @@ GRAPHS = (DEVICE_FILE, DEVICE_ENCODE_FILE)
 
 def test_float32_graphs_answer_as_pytorch_trees_too(own_text2text: Exported) -> None:
     derive_device_graphs(own_text2text.path, "float32", with_trees=True)
-    reference, facts = Reference(own_text2text.model), own_text2text.facts
+    reference, model_config = Reference(own_text2text.model), own_text2text.model_config
     path = own_text2text.path.with_name(DEVICE_FILE)
-    found = check_parity(reference, path, facts, max_gamma=3, bound=within(1e-4))
+    found = check_parity(reference, path, model_config, max_gamma=3, bound=within(1e-4))
     assert {"read_1", "read_longest", "source_reused", "source_widened", "verify"} <= found.keys()
-    check_tree_parity(reference, path, facts, max_tree_nodes=8, bound=within(1e-4))
+    check_tree_parity(reference, path, model_config, max_tree_nodes=8, bound=within(1e-4))
 
 
 def test_they_lose_in_16_bits_at_most_twice_what_pytorch_does(own_text2text: Exported) -> None:
-    path, facts = own_text2text.path, own_text2text.facts
+    path, model_config = own_text2text.path, own_text2text.model_config
     store_halves(path, "bfloat16")
     derive_device_graphs(path, "bfloat16", with_trees=False)
     reference = Reference(own_text2text.model)
-    given = certified_prompts(facts, 3), certified_sources(facts)
+    given = certified_prompts(model_config, 3), certified_sources(model_config)
     halved = reference_logits(copy.deepcopy(own_text2text.model).to(torch.bfloat16), *given)
     lost = float(np.abs(halved - reference.logits(*given).values).max())
     device = path.with_name(DEVICE_FILE)
-    check_parity(reference, device, facts, max_gamma=3, bound=within(ALLOWED_LOSS * lost))
+    check_parity(reference, device, model_config, max_gamma=3, bound=within(ALLOWED_LOSS * lost))
     with pytest.raises(BundleError, match="parity case prefill differs by"):
-        check_parity(reference, device, facts, max_gamma=3, bound=within(lost / 20))
+        check_parity(reference, device, model_config, max_gamma=3, bound=within(lost / 20))
 
 
 @pytest.mark.parametrize("precision", TYPES)
@@ -58,7 +58,7 @@ def test_attention_products_and_caches_of_sources_have_16_bits(
 ) -> None:
     path = own_text2text.path
     if weights == "int4":
-        quantize_file(path, weights, own_text2text.facts)
+        quantize_file(path, weights, own_text2text.model_config)
     derive_device_graphs(path, precision, with_trees=False)
     for file in GRAPHS:
         model = onnx.load(path.with_name(file), load_external_data=False)
@@ -89,7 +89,7 @@ def test_lengths_of_sources_are_read_as_they_are_given(own_text2text: Exported) 
 
 def test_nothing_of_them_is_left_where_they_are_dropped(own_text2text: Exported) -> None:
     before = sorted(file.name for file in own_text2text.path.parent.iterdir())
-    quantize_file(own_text2text.path, "int8", own_text2text.facts)
+    quantize_file(own_text2text.path, "int8", own_text2text.model_config)
     derive_device_graphs(own_text2text.path, "bfloat16", with_trees=True)
     found = {file.name for file in own_text2text.path.parent.glob("device*")}
     assert found == {*DEVICE_FILES, *GRAPHS, *(f"{name}.data" for name in GRAPHS)}

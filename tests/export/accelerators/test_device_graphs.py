@@ -16,8 +16,8 @@ from outrider.export.certificate.half_loss import ALLOWED_LOSS
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import Reference, reference_logits
-from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import store_halves
 
@@ -92,15 +92,15 @@ def test_families_lose_in_bfloat16_at_most_twice_what_pytorch_does(
 ) -> None:
     """Of products with biases, equal parts, learnt positions; and of scores that are capped."""
     model = random_model(family, num_positions=96)
-    facts, reference = model_facts(model.config), Reference(model)
+    model_config, reference = read_model_config(model.config), Reference(model)
     path = tmp_path / "target" / "model.onnx"
     export_model(model, path)
     store_halves(path, "bfloat16")
     derive_device_graphs(path, "bfloat16", with_trees=False)
-    prompts = certified_prompts(facts, 4)
+    prompts = certified_prompts(model_config, 4)
     halved = reference_logits(copy.deepcopy(model).to(torch.bfloat16), prompts)
     lost = float(np.abs(halved - reference.logits(prompts).values).max())
     device = path.with_name("device.onnx")
-    check_parity(reference, device, facts, max_gamma=4, bound=within(ALLOWED_LOSS * lost))
+    check_parity(reference, device, model_config, max_gamma=4, bound=within(ALLOWED_LOSS * lost))
     with pytest.raises(BundleError, match="parity case prefill differs by"):
-        check_parity(reference, device, facts, max_gamma=4, bound=within(lost / 20))
+        check_parity(reference, device, model_config, max_gamma=4, bound=within(lost / 20))

@@ -14,10 +14,10 @@ from outrider.export.certificate.doubles import Doubles
 from outrider.export.certificate.parity import Bound, check_parity, float32_bound
 from outrider.export.certificate.parity_cases import certified_prompts
 from outrider.export.certificate.reference import Reference, reference_logits
-from outrider.export.facts import model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import read_model_config
 from transformers import PreTrainedModel
 
 from scripts.check_parity import random_model
@@ -37,7 +37,9 @@ def loud_model(family: str) -> PreTrainedModel:
     """A random model of few layers whose logits reach ``LOGITS``, with embeddings as small as published ones."""
     model = random_model(family, 200, tie_word_embeddings=False)
     model.get_input_embeddings().weight.data *= 0.1
-    largest = np.abs(reference_logits(model, certified_prompts(model_facts(model.config), 3))).max()
+    largest = np.abs(
+        reference_logits(model, certified_prompts(read_model_config(model.config), 3))
+    ).max()
     model.get_output_embeddings().weight.data *= LOGITS / largest
     return model
 
@@ -54,11 +56,15 @@ def exported(request, tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrai
 
 def test_a_right_graph_passes_with_room(exported: tuple[PreTrainedModel, Path]) -> None:
     model, path = exported
-    facts = model_facts(model.config)
-    reference = prepare(model, facts, **LIMITS)
-    bound = float32_bound(reference, facts, max_gamma=3)
+    model_config = read_model_config(model.config)
+    reference = prepare(model, model_config, **LIMITS)
+    bound = float32_bound(reference, model_config, max_gamma=3)
     certify(
-        reference, path, facts, **LIMITS, bound=dataclasses.replace(bound, value=bound.value / 2)
+        reference,
+        path,
+        model_config,
+        **LIMITS,
+        bound=dataclasses.replace(bound, value=bound.value / 2),
     )
 
 
@@ -67,7 +73,7 @@ def test_a_mistake_is_five_times_too_far(
     exported: tuple[PreTrainedModel, Path], mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, path = exported
-    facts, bound = model_facts(model.config), bound_of(model)
+    model_config, bound = read_model_config(model.config), bound_of(model)
     # What a wrong model rounds away is its own.
     monkeypatch.setattr(reference_module, "_most_apart", lambda *_: 0.0)
     with planted(model, mistake) as is_planted:
@@ -75,13 +81,13 @@ def test_a_mistake_is_five_times_too_far(
             assert mistake in LACKING[model.config.model_type]
             return
         with pytest.raises(BundleError, match="parity case"):
-            check_parity(model, path, facts, max_gamma=3, bound=within(5 * bound.value))
-    check_parity(model, path, facts, max_gamma=3, bound=bound)
+            check_parity(model, path, model_config, max_gamma=3, bound=within(5 * bound.value))
+    check_parity(model, path, model_config, max_gamma=3, bound=bound)
 
 
 def bound_of(model: PreTrainedModel, accepted: float | None = None) -> Bound:
     return float32_bound(
-        Reference(model), model_facts(model.config), max_gamma=3, accepted=accepted
+        Reference(model), read_model_config(model.config), max_gamma=3, accepted=accepted
     )
 
 
@@ -106,7 +112,7 @@ def test_the_bias_of_a_token_that_is_never_drawn_says_nothing_of_rounding(bias: 
 
 def test_doubles_compute_all_of_a_model_in_float64() -> None:
     model = random_model("gpt2", 64)
-    tokens = certified_prompts(model_facts(model.config), 3)
+    tokens = certified_prompts(read_model_config(model.config), 3)
     with Doubles():
         found = reference_logits(model, tokens)
     assert found.dtype == np.float64
@@ -119,7 +125,7 @@ def test_doubles_compute_all_of_a_model_in_float64() -> None:
 def test_what_casts_to_float32_by_itself_is_float64_inside_of_doubles() -> None:
     """Norms and angles do: their own rounding is part of what is measured."""
     model = random_model("llama", 64)
-    tokens = certified_prompts(model_facts(model.config), 3)
+    tokens = certified_prompts(read_model_config(model.config), 3)
     model.model.norm.register_forward_hook(lambda _, __, found: seen.append(found.dtype))
     seen: list[torch.dtype] = []
     with Doubles():
@@ -139,7 +145,7 @@ def test_logits_that_are_not_numbers_are_refused_before_a_graph_is_written() -> 
     with pytest.raises(
         BundleError, match="PyTorch's own logits of this checkpoint are not numbers"
     ):
-        prepare(model, model_facts(model.config), **LIMITS)
+        prepare(model, read_model_config(model.config), **LIMITS)
 
 
 def test_a_text_that_rounds_more_is_allowed_more_and_no_other() -> None:

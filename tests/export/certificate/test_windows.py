@@ -16,10 +16,10 @@ from outrider.export.certificate import reference as reference_module
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.parity import check_rounding
 from outrider.export.certificate.reference import LongText, Reference
-from outrider.export.facts import model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.blocks import quantize_file
 from transformers import PreTrainedModel
 
@@ -56,7 +56,7 @@ def exported(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def reference(model: PreTrainedModel) -> Reference:
-    return prepare(model, model_facts(model.config), **LIMITS)
+    return prepare(model, read_model_config(model.config), **LIMITS)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def move_edge(path: Path, by: int) -> None:
 def test_all_graphs_hold_beyond_the_window(
     model: PreTrainedModel, reference: Reference, path: Path
 ) -> None:
-    found = certify(reference, path, model_facts(model.config), **LIMITS, bound=within(1e-4))
+    found = certify(reference, path, read_model_config(model.config), **LIMITS, bound=within(1e-4))
     for part in (found, found["grouped"], found["device"]):
         assert part["window"]["num_greedy_equal"] == part["window"]["num_compared"] == MAX_GAMMA + 2
     for part in (found, found["device"]):
@@ -104,7 +104,7 @@ def test_an_edge_off_by_one_is_refused(
     move_edge(path.with_name(file), by)
     case = GRAPHS[file]
     with pytest.raises(BundleError, match=rf"/{file}: parity case {case} differs"):
-        certify(reference, path, model_facts(model.config), **LIMITS, bound=within(1e-4))
+        certify(reference, path, read_model_config(model.config), **LIMITS, bound=within(1e-4))
 
 
 def test_rounding_is_compared_beyond_the_window(model: PreTrainedModel, path: Path) -> None:
@@ -112,8 +112,8 @@ def test_rounding_is_compared_beyond_the_window(model: PreTrainedModel, path: Pa
     derive_device_graphs(path, "bfloat16", with_trees=False)
 
     def difference() -> float:
-        facts = model_facts(model.config)
-        case = check_rounding(path, facts, max_gamma=MAX_GAMMA, bound=None)["window"]
+        model_config = read_model_config(model.config)
+        case = check_rounding(path, model_config, max_gamma=MAX_GAMMA, bound=None)["window"]
         assert isinstance(case, dict)
         return float(case["max_difference"])
 
@@ -149,6 +149,6 @@ def test_what_is_computed_does_not_grow_with_the_window() -> None:
     hook = model.get_input_embeddings().register_forward_hook(
         lambda _, given, __: counted.append(given[0].numel())
     )
-    prepare(model, model_facts(model.config), **LIMITS)
+    prepare(model, read_model_config(model.config), **LIMITS)
     hook.remove()
     assert max(counted) < 300

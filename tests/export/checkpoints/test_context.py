@@ -7,16 +7,16 @@ from outrider.export.context import (
     default_context,
     export_memory_bytes,
 )
-from outrider.export.facts import UNLIMITED_POSITIONS, ModelFacts
+from outrider.export.model_config import UNLIMITED_POSITIONS, ModelConfig
 
 GIB = 1 << 30
 
 
-def facts(
+def model_config(
     max_position: int = 131_072, window: int | None = None, num_layers: int = 32
-) -> ModelFacts:
+) -> ModelConfig:
     """Sizes of Llama 3 8B unless told: 256 KiB of float32 keys and values a token."""
-    return ModelFacts(
+    return ModelConfig(
         num_layers=num_layers,
         num_kv_heads=8,
         head_size=128,
@@ -29,30 +29,30 @@ def facts(
 
 
 def test_a_token_takes_its_keys_and_values_in_float32():
-    assert token_bytes([facts()]) == 256 << 10
+    assert token_bytes([model_config()]) == 256 << 10
 
 
 @pytest.mark.parametrize(
     ("models", "expected", "words"),
     [
         (
-            {"target": facts(2048)},
+            {"target": model_config(2048)},
             2048,
             "context 2048, all of the target's 2048: a full slot takes 512 MiB",
         ),
-        ({"target": facts(), "draft": facts(1500)}, 1500, "all of the draft's 1500"),
+        ({"target": model_config(), "draft": model_config(1500)}, 1500, "all of the draft's 1500"),
         # A window is part of the mask: texts go beyond it.
-        ({"target": facts(8192, window=4096)}, 8192, "all of the target's 8192"),
+        ({"target": model_config(8192, window=4096)}, 8192, "all of the target's 8192"),
         (
-            {"target": facts()},
+            {"target": model_config()},
             MOST_CONTEXT,
             "context 65536 of the target's 131072: a full slot takes 16.0 GiB",
         ),
-        ({"target": facts(UNLIMITED_POSITIONS)}, 1024, "the target names no limit"),
+        ({"target": model_config(UNLIMITED_POSITIONS)}, 1024, "the target names no limit"),
     ],
 )
 def test_the_context_is_the_models_own_and_that_is_said(
-    models: dict[str, ModelFacts], expected: int, words: str
+    models: dict[str, ModelConfig], expected: int, words: str
 ):
     found, why = default_context(models)
     assert found == expected

@@ -20,9 +20,9 @@ from outrider.engines.onnx.packed_inputs import (
 )
 from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.certify import certify
-from outrider.export.facts import model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.w8a8 import W8A8, quantize_static
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -69,7 +69,7 @@ def graphs(
     path = tmp_path_factory.mktemp(request.param) / MODEL_FILE
     export_model(model, path)
     if request.param == W8A8:
-        assert quantize_static(path, model_facts(model.config)) == 2
+        assert quantize_static(path, read_model_config(model.config)) == 2
     elif request.param != "float32":
         quantize_file(path, request.param)
     assert derive_grouped_graph(path)
@@ -231,7 +231,7 @@ def test_certificate_fails_when_the_grouped_graph_is_wrong(
 ) -> None:
     path, grouped = graphs
     limits = {"max_gamma": 3, "max_tree_nodes": 0, "bound": within(1e-4)}
-    certificate = certify(model, path, model_facts(model.config), **limits)
+    certificate = certify(model, path, read_model_config(model.config), **limits)
     assert set(certificate["grouped"]) >= {"prefill", "single_token", "ragged", "rollback"}
     whole = grouped.read_bytes()
     broken = onnx.load(grouped, load_external_data=False)
@@ -239,6 +239,6 @@ def test_certificate_fails_when_the_grouped_graph_is_wrong(
     grouped.write_bytes(broken.SerializeToString())
     try:
         with pytest.raises(BundleError, match=r"/grouped\.onnx: parity case"):
-            certify(model, path, model_facts(model.config), **limits)
+            certify(model, path, read_model_config(model.config), **limits)
     finally:
         grouped.write_bytes(whole)

@@ -10,9 +10,9 @@ import pytest
 from outrider.engines.base import FloatArray
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.export.certificate.graph_runner import GraphRunner
-from outrider.export.facts import ModelFacts, model_facts
 from outrider.export.graph.edits import drop_unused
 from outrider.export.graph.narrow_spans import drop_query_padding, pad_single_queries
+from outrider.export.model_config import ModelConfig, read_model_config
 from outrider.export.weights.blocks import quantize_file
 from transformers import AutoConfig
 
@@ -20,8 +20,8 @@ BATCH, CONTEXT = 3, 16
 
 
 @pytest.fixture(scope="module")
-def facts(tiny_checkpoints: tuple[Path, Path]) -> ModelFacts:
-    return model_facts(AutoConfig.from_pretrained(tiny_checkpoints[0]))
+def model_config(tiny_checkpoints: tuple[Path, Path]) -> ModelConfig:
+    return read_model_config(AutoConfig.from_pretrained(tiny_checkpoints[0]))
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
@@ -47,10 +47,10 @@ def operators(path: Path) -> Counter[str]:
     return Counter(node.op_type for node in onnx.load(path, load_external_data=False).graph.node)
 
 
-def fed(path: Path, facts: ModelFacts, num_tokens: int) -> FloatArray:
+def fed(path: Path, model_config: ModelConfig, num_tokens: int) -> FloatArray:
     """Logits [BATCH, CONTEXT, V] of random rows fed by spans of so many tokens, from the first on."""
-    text = np.random.default_rng(7).integers(0, facts.vocab_size, (BATCH, CONTEXT))
-    runner = GraphRunner(path, facts, batch=BATCH, capacity=CONTEXT)
+    text = np.random.default_rng(7).integers(0, model_config.vocab_size, (BATCH, CONTEXT))
+    runner = GraphRunner(path, model_config, batch=BATCH, capacity=CONTEXT)
     spans = [
         runner.extend(text[:, at : at + num_tokens], np.full(BATCH, at))
         for at in range(0, CONTEXT, num_tokens)
@@ -59,21 +59,21 @@ def fed(path: Path, facts: ModelFacts, num_tokens: int) -> FloatArray:
 
 
 def test_single_tokens_of_a_batch_have_the_bits_of_wider_spans(
-    plain_and_padded: tuple[Path, Path], facts: ModelFacts
+    plain_and_padded: tuple[Path, Path], model_config: ModelConfig
 ) -> None:
     plain, padded = plain_and_padded
-    expected = fed(plain, facts, 4)
+    expected = fed(plain, model_config, 4)
     assert np.isfinite(expected).all()
     for num_tokens in (1, 2, 4, 8):
-        np.testing.assert_array_equal(fed(padded, facts, num_tokens), expected)
+        np.testing.assert_array_equal(fed(padded, model_config, num_tokens), expected)
 
 
 def test_padding_adds_two_nodes_a_layer_and_is_taken_back_whole(
-    plain_and_padded: tuple[Path, Path], facts: ModelFacts, tmp_path: Path
+    plain_and_padded: tuple[Path, Path], model_config: ModelConfig, tmp_path: Path
 ) -> None:
     plain, padded = plain_and_padded
     added = operators(padded) - operators(plain)
-    layers = facts.num_layers
+    layers = model_config.num_layers
     assert added == Counter(Pad=layers, Slice=layers, Shape=1, Sub=1, Max=1, Concat=1)
     model = ir.load(padded)
     ir.external_data.load_to_model(model)
@@ -86,4 +86,6 @@ def test_padding_adds_two_nodes_a_layer_and_is_taken_back_whole(
         for path in (plain, tmp_path / "again.onnx")
     ]
     assert names[0] == names[1]
-    np.testing.assert_array_equal(fed(tmp_path / "again.onnx", facts, 4), fed(plain, facts, 4))
+    np.testing.assert_array_equal(
+        fed(tmp_path / "again.onnx", model_config, 4), fed(plain, model_config, 4)
+    )

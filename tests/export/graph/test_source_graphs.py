@@ -30,7 +30,7 @@ LIMITS = {"max_gamma": 3, "max_tree_nodes": 8, "bound": within(1e-4)}
 def sources_of(exported: Exported, batch: int, longest: int) -> Sources:
     """Ragged sources, the last the longest."""
     lengths = np.linspace(1 if batch > 1 else longest, longest, batch).astype(int).tolist()
-    sources = draw_sources(exported.facts, lengths, seed=batch)
+    sources = draw_sources(exported.model_config, lengths, seed=batch)
     assert sources is not None
     return sources
 
@@ -45,7 +45,7 @@ def runner(
     """A graph that has read sources, over caches of ``sizes`` full of another request's leftovers."""
     made = GraphRunner(
         exported.path.with_name(file),
-        exported.facts,
+        exported.model_config,
         batch=len(sources.lengths),
         capacity=sizes[0],
         source_capacity=sizes[1],
@@ -88,7 +88,7 @@ def test_heads_that_share_those_of_a_source_are_not_grouped(own_text2text: Expor
 
 def test_spans_and_reads_of_one_token_have_the_bits_of_wider_ones(text2text: Exported) -> None:
     tokens = np.random.default_rng(1).integers(1, V, (3, 12))
-    one = draw_sources(text2text.facts, [1, 1, 1], seed=0)
+    one = draw_sources(text2text.model_config, [1, 1, 1], seed=0)
     assert one is not None
     assert one.tokens.shape == (3, 2)  # as engines read them
     wider = Sources(tokens=np.pad(one.tokens, ((0, 0), (0, 4)), "edge"), lengths=one.lengths)
@@ -108,7 +108,7 @@ def test_spans_and_reads_of_one_token_have_the_bits_of_wider_ones(text2text: Exp
 
 
 def test_graphs_share_one_data_file_and_attend_by_kind(text2text: Exported) -> None:
-    layers = text2text.facts.num_layers
+    layers = text2text.model_config.num_layers
     plain = {AttentionKind.SELF: layers, AttentionKind.SOURCE: layers}
     assert count_kinds(ir.load(text2text.path).graph) == plain
     encode = text2text.path.with_name(ENCODE_FILE)
@@ -125,7 +125,7 @@ def test_graphs_share_one_data_file_and_attend_by_kind(text2text: Exported) -> N
 
 
 def test_certificate_has_cases_about_sources_and_trees(text2text: Exported) -> None:
-    found = certify(text2text.model, text2text.path, text2text.facts, **LIMITS)
+    found = certify(text2text.model, text2text.path, text2text.model_config, **LIMITS)
     for cases in (found, found["grouped"]):
         names = {"read_1", "read_2", "read_17", "read_longest", "source_reused", "source_widened"}
         assert names | {"verify", "ragged", "rollback", "long_text"} <= set(cases)
@@ -198,7 +198,7 @@ def test_certificate_fails_where_a_row_sees_what_it_should_not(
     break_graph(broken.graph)
     path.write_bytes(broken.SerializeToString())
     with pytest.raises(BundleError, match=f"parity case {case}"):
-        certify(own_text2text.model, own_text2text.path, own_text2text.facts, **LIMITS)
+        certify(own_text2text.model, own_text2text.path, own_text2text.model_config, **LIMITS)
 
 
 @pytest.mark.parametrize("text2text", ["t5"], indirect=True)
@@ -210,7 +210,11 @@ def test_a_tree_places_keys_by_position_and_not_by_column(
     def check() -> None:
         trees.derive_tree_graphs(own_text2text.path)
         check_tree_parity(
-            reference, own_text2text.path, own_text2text.facts, max_tree_nodes=8, bound=within(1e-4)
+            reference,
+            own_text2text.path,
+            own_text2text.model_config,
+            max_tree_nodes=8,
+            bound=within(1e-4),
         )
 
     right, wrong = "[is_cached, columns, placed]", "[is_cached, columns, columns]"

@@ -10,8 +10,8 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.names import ANCESTORS, MODEL_FILE, POSITIONS
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
-from outrider.export.facts import model_facts
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.blocks import quantize_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -42,7 +42,7 @@ def certify(
     return check_tree_parity(
         model,
         folder / MODEL_FILE,
-        model_facts(model.config),
+        read_model_config(model.config),
         max_tree_nodes=num_nodes,
         bound=within(tolerance),
         seed=seed,
@@ -74,10 +74,10 @@ def test_tree_graph_names_the_weights_of_the_model(graphs: Path, weights: str) -
 def test_int8_trees_are_as_far_from_the_checkpoint_as_int8_chains(
     model: PreTrainedModel, graphs: Path
 ) -> None:
-    path, facts = graphs / MODEL_FILE, model_facts(model.config)
+    path, model_config = graphs / MODEL_FILE, read_model_config(model.config)
     quantize_file(path, "int8")
     derive_tree_graphs(path)
-    chains = check_parity(model, path, facts, max_gamma=NUM_NODES - 1, bound=None)["verify"]
+    chains = check_parity(model, path, model_config, max_gamma=NUM_NODES - 1, bound=None)["verify"]
     assert isinstance(chains, dict)
     trees = certify(model, graphs, tolerance=2 * chains["max_difference"])
     assert trees["tree_masks"]["max_difference"] > chains["max_difference"] / 2 > 1e-3

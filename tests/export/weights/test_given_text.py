@@ -73,7 +73,7 @@ def test_integers_are_rounded_by_the_text_and_other_weights_refuse_it(
 @pytest.mark.parametrize("text2text", ["t5"], indirect=True)
 def test_a_model_with_an_encoder_answers_the_text(text2text: Exported):
     rows = np.arange(NUM_ROWS * NUM_TOKENS).reshape(NUM_ROWS, NUM_TOKENS) % 90
-    text = given_text(text2text.path, text2text.facts, rows)
+    text = given_text(text2text.path, text2text.model_config, rows)
     assert text.sources is not None
     assert text.sources.tokens.tolist() == rows.tolist()
     assert text.tokens.shape == rows.shape

@@ -178,12 +178,12 @@ def test_large_weights_stay_in_their_file_while_graphs_are_certified(
     monkeypatch.setattr(graph_runner, "open_session", note)
     monkeypatch.setattr(graph_runner, "_MOST_WIDENED_BYTES", 0)
     limits = {"max_gamma": 4, "max_tree_nodes": 0, "bound": within(0.25)}
-    found = certify(wide, path, checkpoint.facts, **limits)
+    found = certify(wide, path, checkpoint.model_config, **limits)
     assert opened == [True] * 3
     assert {GROUPED_FILE, DEVICE_FILE} == {f"{name}.onnx" for name in ("grouped", "device")}
     assert 0 < found["device"]["rollback"]["max_difference"] < 0.25
     monkeypatch.undo()
-    served = certify(wide, path, checkpoint.facts, **limits)
+    served = certify(wide, path, checkpoint.model_config, **limits)
     for name in ("prefill", "ragged", "rollback"):
         difference = found[name]["max_difference"] - served[name]["max_difference"]
         assert abs(difference) < 1e-4

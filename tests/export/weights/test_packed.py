@@ -121,9 +121,9 @@ def test_integers_scales_and_zero_points_are_stored_as_they_are(tmp_path: Path, 
     assert bundle.manifest.target.device_precision == "float16"
     certify_bundle(bundle, {"target": folder})
     path = bundle.root / "target" / "model.onnx"
-    facts = open_checkpoint(folder, max_context=64).facts
+    model_config = open_checkpoint(folder, max_context=64).model_config
     for graph in (path, path.with_name("grouped.onnx")):
-        assert_bits_depend_on_no_neighbour(graph, facts)
+        assert_bits_depend_on_no_neighbour(graph, model_config)
     # The head is not packed.
     constants = 2 if packing.is_symmetric else 3
     assert_the_operator_is_the_same(path, 4, num_constants=constants, num_others=1)
@@ -148,7 +148,9 @@ def test_experts_and_unturned_weights_are_found_again(
     checkpoint = open_checkpoint(folder, max_context=64)
     export_model(checkpoint.load(), path)
     assert keep_blocks(path, folder, checkpoint.packed, untold) == num_products
-    check_parity(plain, path, checkpoint.facts, max_gamma=3, bound=within(1e-4), exact_blocks=True)
+    check_parity(
+        plain, path, checkpoint.model_config, max_gamma=3, bound=within(1e-4), exact_blocks=True
+    )
 
 
 def test_a_packed_weight_beside_one_that_is_not_is_refused_by_name(tmp_path: Path):

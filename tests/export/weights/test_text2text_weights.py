@@ -41,41 +41,43 @@ def stored_products(path: Path) -> int:
 )
 @pytest.mark.parametrize("text2text", ["t5"], indirect=True)
 def test_both_graphs_store_their_products_alike(own_text2text: Exported, kind: str) -> None:
-    path, facts = own_text2text.path, own_text2text.facts
+    path, model_config = own_text2text.path, own_text2text.model_config
     if kind == W8A8:
-        assert quantize_static(path, facts) > ENCODER_PRODUCTS / 2
+        assert quantize_static(path, model_config) > ENCODER_PRODUCTS / 2
     elif kind == "float16":
         store_halves(path, kind)
     else:
-        quantize_file(path, kind, facts)
+        quantize_file(path, kind, model_config)
     assert stored_products(path) == DECODER_PRODUCTS
     assert stored_products(path.with_name(ENCODE_FILE)) == ENCODER_PRODUCTS
     # Products of 32 rows round coarsely, and grouped.onnx by the same.
     bound = within(TOLERANCES[kind])
-    found = check_parity(own_text2text.model, path, facts, max_gamma=3, bound=bound)
+    found = check_parity(own_text2text.model, path, model_config, max_gamma=3, bound=bound)
     assert derive_grouped_graph(path)
     grouped = path.with_name("grouped.onnx")
-    assert check_parity(own_text2text.model, grouped, facts, max_gamma=3, bound=bound) == found
+    assert (
+        check_parity(own_text2text.model, grouped, model_config, max_gamma=3, bound=bound) == found
+    )
 
 
 def test_encoders_are_observed_on_what_the_model_wrote(text2text: Exported) -> None:
-    path, facts = text2text.path, text2text.facts
-    text = write_text(path, facts)
+    path, model_config = text2text.path, text2text.model_config
+    text = write_text(path, model_config)
     assert text.sources is not None
     assert (text.tokens[:, 0] == text2text.model.config.decoder_start_token_id).all()
     assert text.sources.tokens.shape == text.tokens.shape == (16, 128)
-    runner = GraphRunner(path, facts, batch=16, capacity=128, source_capacity=128)
+    runner = GraphRunner(path, model_config, batch=16, capacity=128, source_capacity=128)
     runner.read(text.sources)
     logits = runner.extend(text.tokens, np.zeros(16, np.int64))
     # Tokens are likely where they stand, far above chance.
     shifted = np.exp(logits - logits.max(-1, keepdims=True))
     probs = shifted / shifted.sum(-1, keepdims=True)
     drawn = np.take_along_axis(probs[:, :-1], text.tokens[:, 1:, None], axis=2)
-    assert drawn.mean() > 1.5 / facts.vocab_size
+    assert drawn.mean() > 1.5 / model_config.vocab_size
     encode = path.with_name(ENCODE_FILE)
     graph = onnx.load(encode, load_external_data=False).graph
     names = [node.input[0] for node in graph.node if node.op_type == "MatMul"]
-    observed = observe(encode, facts, names, text)
+    observed = observe(encode, model_config, names, text)
     assert {len(values) for values in observed.values()} == {16 * 128}
     assert not encode.with_name("observed.onnx").exists()
 
@@ -84,11 +86,13 @@ def test_shared_data_holds_equal_weights_once_and_moves_none(own_text2text: Expo
     path = own_text2text.path
     encode, data = path.with_name(ENCODE_FILE), path.with_name(f"{path.name}.data")
     before, size = data.read_bytes(), encode.with_name(f"{ENCODE_FILE}.data").stat().st_size
-    sources = draw_sources(own_text2text.facts, [9, 1, 5], seed=0)
+    sources = draw_sources(own_text2text.model_config, [9, 1, 5], seed=0)
     tokens = np.arange(1, 13).reshape(3, 4)
 
     def logits() -> np.ndarray:
-        runner = GraphRunner(path, own_text2text.facts, batch=3, capacity=8, source_capacity=12)
+        runner = GraphRunner(
+            path, own_text2text.model_config, batch=3, capacity=8, source_capacity=12
+        )
         runner.read(sources)
         return runner.extend(tokens, np.zeros(3, np.int64))
 

@@ -14,8 +14,8 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_engine
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.reference import reference_logits
-from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from outrider.export.weights import w8a8 as static
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.written_text import WrittenText, observe, write_text
@@ -60,8 +60,8 @@ def path(exported: Path, tmp_path: Path) -> Path:
 
 def test_text_is_what_the_model_would_write(model: PreTrainedModel, path: Path) -> None:
     """Each token wins by PyTorch's logits and the same noise, and another seed writes other text."""
-    facts = model_facts(model.config)
-    tokens = write_text(path, facts, seed=4).tokens
+    model_config = read_model_config(model.config)
+    tokens = write_text(path, model_config, seed=4).tokens
     assert tokens.shape == (16, 96)
     generator = np.random.default_rng(4)
     np.testing.assert_array_equal(tokens[:, 0], generator.integers(0, V, 16))
@@ -69,7 +69,7 @@ def test_text_is_what_the_model_would_write(model: PreTrainedModel, path: Path) 
     for place in range(1, 96):
         scores = logits[:, place - 1] + generator.gumbel(size=(16, V))
         np.testing.assert_array_equal(tokens[:, place], scores.argmax(-1))
-    assert (write_text(path, facts, seed=5).tokens != tokens).mean() > 0.5
+    assert (write_text(path, model_config, seed=5).tokens != tokens).mean() > 0.5
 
 
 def test_what_is_observed_is_what_the_checkpoint_computes(
@@ -86,7 +86,7 @@ def test_what_is_observed_is_what_the_checkpoint_computes(
                 )
             )
     reference_logits(model, tokens)
-    found = observe(path, model_facts(model.config), names, WrittenText(tokens))
+    found = observe(path, read_model_config(model.config), names, WrittenText(tokens))
     assert [*found] == names
     assert len(names) == len(seen) == 4
     for name, expected in zip(names, seen, strict=True):
@@ -97,15 +97,17 @@ def test_what_is_observed_is_what_the_checkpoint_computes(
 def test_8_bit_activations_cost_little_more_than_8_bit_weights(
     model: PreTrainedModel, path: Path
 ) -> None:
-    facts = model_facts(model.config)
+    model_config = read_model_config(model.config)
     tokens = np.random.default_rng(0).integers(0, V, (3, 40))
     expected = reference_logits(model, tokens)
     blocks = Path(shutil.copytree(path.parent, path.parent.with_name("blocks"))) / path.name
     quantize_file(blocks, "int8")
-    assert static.quantize_static(path, facts) == 4
+    assert static.quantize_static(path, model_config) == 4
     errors = [
         (
-            GraphRunner(one, facts, batch=3, capacity=40).extend(tokens, np.zeros(3, np.int64))
+            GraphRunner(one, model_config, batch=3, capacity=40).extend(
+                tokens, np.zeros(3, np.int64)
+            )
             - expected
         ).std()
         for one in (blocks, path)
@@ -114,13 +116,13 @@ def test_8_bit_activations_cost_little_more_than_8_bit_weights(
 
 
 def test_rows_stay_independent(model: PreTrainedModel, path: Path) -> None:
-    facts = model_facts(model.config)
-    static.quantize_static(path, facts)
+    model_config = read_model_config(model.config)
+    static.quantize_static(path, model_config)
     text = np.random.default_rng(5).integers(0, V, (5, 40))
-    wide = GraphRunner(path, facts, batch=5, capacity=48)
+    wide = GraphRunner(path, model_config, batch=5, capacity=48)
     expected = wide.extend(text, np.zeros(5, np.int64))
     for batch in (1, 2, 5):
-        runner = GraphRunner(path, facts, batch=batch, capacity=48)
+        runner = GraphRunner(path, model_config, batch=batch, capacity=48)
         for at in range(0, 40, 4):
             found = runner.extend(text[:batch, at : at + 4], np.full(batch, at))
             np.testing.assert_array_equal(found, expected[:batch, at : at + 4])
@@ -156,7 +158,7 @@ def test_products_that_would_change_much_are_left_alone(
     assert first not in read
     monkeypatch.setattr(static, "MOST_ERROR", 1e-4)
     with pytest.raises(BundleError, match=r"target/model.onnx: no product takes 8-bit act.*int8"):
-        static.quantize_static(path, model_facts(model.config))
+        static.quantize_static(path, read_model_config(model.config))
 
 
 def test_a_product_that_is_always_zero_stays_so(model: PreTrainedModel, path: Path) -> None:
@@ -187,7 +189,7 @@ def test_a_norm_that_others_read_too_is_left_alone(model: PreTrainedModel, path:
 def test_products_reach_the_integer_kernel(
     model: PreTrainedModel, path: Path, optimised_graph: Callable[[Path], onnx.GraphProto]
 ) -> None:
-    count = static.quantize_static(path, model_facts(model.config))
+    count = static.quantize_static(path, read_model_config(model.config))
     operators = [node.op_type for node in optimised_graph(path).node]
     assert operators.count("MatMulIntegerToFloat") == operators.count("QuantizeLinear") == count
     assert "DequantizeLinear" not in operators

@@ -9,7 +9,7 @@ from outrider.runtime.core.lifecycle import LIFECYCLE, IllegalTransition, Reques
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.sequence import SEPARATOR
-from outrider.runtime.grammar.base import Form
+from outrider.runtime.grammar.base import Constraint
 
 
 class LetterDecoder:
@@ -23,7 +23,7 @@ def request(
     max_tokens: int = 10,
     end_tokens: tuple[int, ...] = (),
     max_context: int = 50,
-    form: Form | None = None,
+    constraint: Constraint | None = None,
     **fields: object,
 ) -> Request:
     spec = RequestSpec(
@@ -41,7 +41,7 @@ def request(
         max_context=max_context,
         decoder=LetterDecoder(),
         submitted_at=0.0,
-        form=form,
+        constraint=constraint,
     )
 
 
@@ -225,7 +225,7 @@ def test_the_drafts_cache_ends_before_its_first_rejected_token_whatever_is_force
     num_accepted: int, expected: int, forced: tuple[int, ...]
 ) -> None:
     """Of five tokens and gamma 3 it held seven: the last draft token is never fed."""
-    made = decoding(prompt=(1, 2, 3, 1, 2), max_tokens=20, form=Forcing(*forced))
+    made = decoding(prompt=(1, 2, 3, 1, 2), max_tokens=20, constraint=Forcing(*forced))
     made.commit_draft_cache(4)
     verdict = Verdict(num_accepted=num_accepted, next_token=6)
     made.commit((4, 5, 7), verdict, draft_computed=7)
@@ -242,7 +242,7 @@ def test_the_drafts_cache_ends_before_its_first_rejected_token_whatever_is_force
 def test_a_stop_string_among_forced_tokens_leaves_the_drafts_cache_what_was_accepted(
     stop: str,
 ) -> None:
-    made = decoding(stop_strings=(stop,), form=Forcing(8, 9, 8, 10))
+    made = decoding(stop_strings=(stop,), constraint=Forcing(8, 9, 8, 10))
     _, ending = made.commit((4, 5, 7), Verdict(num_accepted=0, next_token=6), draft_computed=5)
     assert ending is not None
     assert made.sequence.num_known == 3 + len(stop)
@@ -250,7 +250,7 @@ def test_a_stop_string_among_forced_tokens_leaves_the_drafts_cache_what_was_acce
 
 
 def test_a_step_without_a_draft_leaves_its_cache_alone() -> None:
-    made = decoding(form=Forcing(8, 9))
+    made = decoding(constraint=Forcing(8, 9))
     made.commit_draft_cache(1)
     made.commit((), Verdict(num_accepted=0, next_token=6))
     assert made.cache.draft_computed == 1

@@ -6,8 +6,8 @@ import json
 from functools import cache
 
 from outrider.runtime.core.params import GrammarKind, GrammarParams
-from outrider.runtime.grammar.base import Form
-from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.base import Constraint
+from outrider.runtime.grammar.constraint import GrammarConstraints
 
 TEXTS = ("a", "b", "c", "ab", "bc")
 END = 5
@@ -46,17 +46,17 @@ def tokenizer(texts: tuple[str, ...] = TEXTS, special: tuple[str, ...] = ("</s>"
 
 
 @cache
-def forms() -> GrammarForms:
-    return GrammarForms(tokenizer(), V, (END,))
+def constraints() -> GrammarConstraints:
+    return GrammarConstraints(tokenizer(), V, (END,))
 
 
 def regex(text: str) -> GrammarParams:
     return GrammarParams(kind=GrammarKind.REGEX, text=text)
 
 
-def form(text: str) -> Form:
-    """Return the form of a regular expression over the six tokens."""
-    return forms().form(regex(text))
+def constraint(text: str) -> Constraint:
+    """Return the constraint of a regular expression over the six tokens."""
+    return constraints().constraint(regex(text))
 
 
 def bits(row: object, vocab_size: int = V) -> set[int]:

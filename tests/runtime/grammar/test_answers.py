@@ -1,6 +1,6 @@
-"""Answers with a form: the target's law under the form's masks, exactly, whoever drafts and whoever runs beside.
+"""Constrained answers: the target's law under the masks, exactly, whoever drafts and whoever runs beside.
 
-What a form forces is known without being judged, and is the token that the masked law would have given.
+What a constraint forces is known without being judged, and is the token that the masked law would have given.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from outrider.runtime.core.errors import ConstraintConflict, RequestError, Unsup
 from outrider.runtime.core.events import FinishReason, Progressed, Provenance
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.text.suffix_array import write_datastore
-from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.constraint import GrammarConstraints
 from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.serving.tokenizer import TokenizersCodec
@@ -28,7 +28,7 @@ from outrider.runtime.serving.tokenizer import TokenizersCodec
 from tests.engines.sampling import chosen_noise
 from tests.runtime.drafters.test_equality import NAMES
 from tests.runtime.drafters.test_laws import Trailing
-from tests.runtime.grammar.letters import END, TEXTS, V, bits, forms, regex, tokenizer
+from tests.runtime.grammar.letters import END, TEXTS, V, bits, constraints, regex, tokenizer
 from tests.runtime.markov import PAIRS, Harness, LetterDecoder, limits, spec
 from tests.runtime.oracle.laws import distance
 
@@ -42,7 +42,7 @@ def params_of(temperature: float, **others: object) -> SamplingParams:
 
 
 def forms_harness(**options: object) -> Harness:
-    return Harness("F6", forms=forms(), decoder=TokenizersCodec(tokenizer()), **options)
+    return Harness("F6", constraints=constraints(), decoder=TokenizersCodec(tokenizer()), **options)
 
 
 # The law of answers, by enumeration.
@@ -54,7 +54,7 @@ TABLE = np.array([[2, 3, 4, 1], [1, 2, 4, 3], [3, 1, 2, 4], [1, 1, 1, 1]], dtype
 TABLE /= TABLE.sum(axis=1, keepdims=True)
 DRAFT_TABLE = 0.5 * TABLE + 0.5 * TABLE[:, [1, 0, 3, 2]]
 NUM_TOKENS = 3
-SMALL = GrammarForms(tokenizer(LETTERS), 4, (STOP,))
+SMALL = GrammarConstraints(tokenizer(LETTERS), 4, (STOP,))
 # Drafter, nodes of trees, whole blocks, and the tokens that may be forced: without any, all are judged.
 LAW_CASES = [
     ("none", 0, False, 8),
@@ -80,7 +80,7 @@ def masked_law() -> dict[tuple[int, ...], float]:
         if len(answer) == NUM_TOKENS or STOP in answer:
             found[answer] = found.get(answer, 0.0) + mass
             return
-        one = SMALL.form(regex(FORM))
+        one = SMALL.constraint(regex(FORM))
         one.commit(answer)
         allowed = sorted(bits(one.masks(())[0], 4))
         row = TABLE[(*PROMPT, *answer)[-1]]
@@ -105,7 +105,7 @@ def answer(case, sampler: CpuSampler, seed: int = 7) -> tuple[int, tuple[int, ..
         # One token is left behind the chunk, so that the first of the answer may be drafted too.
         config=ServerConfig(prefill_chunk=len(PROMPT) - 1, drafting=DRAFTING),
         decoder=LetterDecoder(),
-        forms=SMALL,
+        constraints=SMALL,
     )
     worker._factory = replace(worker._factory, max_forced=max_forced)
     events: list[object] = []
@@ -200,7 +200,7 @@ def plain(way: tuple[float, ExactnessMode], text: str, seed: int) -> list[int]:
 
 
 def submit_all(harness: Harness, way: tuple[float, ExactnessMode], drafter: str, gamma: int) -> int:
-    """Submit a request of each grammar, and one without a form; return how many."""
+    """Submit a request of each grammar, and one without a constraint; return how many."""
     for index, text in enumerate([*GRAMMARS, ""]):
         harness.submit(
             f"{gamma}-{index}", PROMPT, seed=index, max_tokens=14, params=params_of(way[0]),
@@ -306,7 +306,7 @@ def test_texts_have_the_form() -> None:
 
 
 def one(text: str, **options: object) -> Harness:
-    """Serve one request with a form, without drafts."""
+    """Serve one request with a constraint, without drafts."""
     harness = forms_harness()
     given = {"max_tokens": 30, "params": ENDED, "is_enabled": False, **options}
     harness.submit("one", PROMPT, grammar=regex(text), **given)
@@ -345,7 +345,7 @@ def test_passes_read_forced_tokens_along() -> None:
     """Two choices of one token each, with nine tokens forced around them: three passes, the prompt's among them."""
     harness = one("(a|c)bcbcbc(a|c)bcbc")
     traces = [e.trace for e in harness.events["one"] if isinstance(e, Progressed)]
-    # "b" behind "a" would be one token with it: the tokenizer's own split is the form's.
+    # "b" behind "a" would be one token with it: the tokenizer's own split is the constraint's.
     assert len(traces) <= 3
     assert harness.finished("one").report.num_forced >= 5
     assert sum(len(trace.forced) for trace in traces) == harness.finished("one").report.num_forced

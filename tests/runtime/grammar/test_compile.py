@@ -9,7 +9,7 @@ from outrider.runtime.grammar import compile as compiling
 from outrider.runtime.grammar.child import NO_TEXT, TOO_LARGE, TOO_LONG
 from outrider.runtime.grammar.compile import GrammarCompiler
 
-from tests.runtime.grammar.letters import END, V, forms, regex, tokenizer
+from tests.runtime.grammar.letters import END, V, constraints, regex, tokenizer
 
 # Longer than any that a server takes: compiled in a tenth of a second, where timers tick in hundredths.
 HEAVY = "|".join(f"({'[abc]?' * 40}{letter}){{3}}" for letter in "abc" * 400)
@@ -17,7 +17,7 @@ HEAVY = "|".join(f"({'[abc]?' * 40}{letter}){{3}}" for letter in "abc" * 400)
 
 @pytest.fixture(scope="module")
 def compiler():
-    found = GrammarCompiler(tokenizer(), V, (END,), forms=forms())
+    found = GrammarCompiler(tokenizer(), V, (END,), constraints=constraints())
     yield found
     found.close()
 

@@ -1,4 +1,4 @@
-"""The tests of forms can fail: each known mistake is caught by a named test."""
+"""The tests of constraints can fail: each known mistake is caught by a named test."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pytest
 from outrider.runtime.core import request, scheduler, sequence
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.drafters.model import model, tree
-from outrider.runtime.grammar import form
+from outrider.runtime.grammar import constraint
 from outrider.runtime.loop import drafting, step, verification
 
 import tests.runtime.core.test_scheduler as scheduler_tests
 import tests.runtime.grammar.test_answers as answer_tests
-import tests.runtime.grammar.test_form as form_tests
+import tests.runtime.grammar.test_constraint as form_tests
 from tests.mutants import assert_caught
 
 
@@ -45,39 +45,39 @@ KILLERS = {
 
 MUTATIONS = {
     "a draft is not rolled back": (
-        form, "self._matcher.rollback(len(path) - num_common)", "pass", "masks_of_drafts",
+        constraint, "self._matcher.rollback(len(path) - num_common)", "pass", "masks_of_drafts",
     ),
     "a mask of another draft is kept": (
-        form, "self._num_filled = min(self._num_filled, num_common + 1)", "pass", "masks_of_drafts",
+        constraint, "self._num_filled = min(self._num_filled, num_common + 1)", "pass", "masks_of_drafts",
     ),
     "masks are shifted by one": (
-        form, "row = self._rows[place]", "row = self._rows[place - 1]", "masks_of_drafts",
+        constraint, "row = self._rows[place]", "row = self._rows[place - 1]", "masks_of_drafts",
     ),
     "an end token is consumed": (
-        form, "if token in self._end_ids or not self._allows", "if not self._allows", "end_tokens",
+        constraint, "if token in self._end_ids or not self._allows", "if not self._allows", "end_tokens",
     ),
     "what follows an end token is masked": (
-        form, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",
+        constraint, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",
     ),
     "a drafter's masks stand still": (
-        model, "form.follow(drafted[slot])", "pass", "whole_drafts",
+        model, "constraint.follow(drafted[slot])", "pass", "whole_drafts",
     ),
     "columns of a tree are mixed up": (
         tree, "masks[list(columns)] = rows", "masks[list(columns)] = rows[::-1]", "columns",
     ),
     "a draft is not judged by masks": (
-        drafting, "else request.form.masks(draft.tokens, draft.parents)", "else None",
+        drafting, "else request.constraint.masks(draft.tokens, draft.parents)", "else None",
         "answers_of_lookup",
     ),
     "what was accepted is not committed": (
-        request, "        form.commit(run)\n", "        form.commit(run[-1:])\n", "answers_of_model",
+        request, "        constraint.commit(run)\n", "        constraint.commit(run[-1:])\n", "answers_of_model",
     ),
     "a rejected draft stays in the draft's cache under forced tokens": (
         request, "min(draft_computed, cache.num_computed)",
         "min(draft_computed, sequence.num_known - 1)", "drafts_cache",
     ),
     "what is forced is not committed": (
-        request, "                form.commit(tokens)\n", "                pass\n", "counted_apart",
+        request, "                constraint.commit(tokens)\n", "                pass\n", "counted_apart",
     ),
     "forced tokens are never fed": (
         verification, "behind_forced(span, request) if sequence.num_pending and tokens else span", "span",
@@ -97,7 +97,7 @@ MUTATIONS = {
     "a stop string leaves what is behind it": (
         sequence, "self.num_known -= num_tokens", "pass", "stop_strings",
     ),
-    "a form forces what the request bans": (
+    "a constraint forces what the request bans": (
         request, "if token in banned or", "if", "conflict",
     ),
     "forced tokens count as a pass's": (

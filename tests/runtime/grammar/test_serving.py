@@ -1,4 +1,4 @@
-"""Forms over gRPC: schemas, expressions and grammars, and what is refused by name."""
+"""Constraints over gRPC: schemas, expressions and grammars, and what is refused by name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core import request as requests
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import GrammarKind, GrammarParams, SpeculationParams
-from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.constraint import GrammarConstraints
 
 from tests.conftest import VOCAB_SIZE
 from tests.engines.onnx.test_trees import BRANCH_ATOL, cache_of
@@ -94,7 +94,9 @@ def run_audited(folder: Path, *, failing: str = "") -> Harness:
         drafting=DraftingConfig(
             trees_may_round_differently=True, min_node_prob=0.02, min_prob=0.05
         ),
-        forms=GrammarForms((folder / "tokenizer.json").read_bytes(), VOCAB_SIZE, (END,)),
+        constraints=GrammarConstraints(
+            (folder / "tokenizer.json").read_bytes(), VOCAB_SIZE, (END,)
+        ),
     )
     waiting = list(enumerate(REQUESTS))
     arrivals = np.random.default_rng(3)

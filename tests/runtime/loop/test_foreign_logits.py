@@ -15,7 +15,7 @@ from outrider.runtime.core.params import BeamParams, SpeculationParams
 
 from tests.runtime.markov import PAIRS, Harness, limits, spec
 
-Form = Callable[[FloatArray], FloatArray]
+Constraint = Callable[[FloatArray], FloatArray]
 
 
 def read_only(logits: FloatArray) -> FloatArray:
@@ -28,7 +28,7 @@ def with_gaps(logits: FloatArray) -> FloatArray:
     return np.repeat(logits, 2, axis=-1)[..., ::2]
 
 
-FORMS: dict[str, Form] = {
+FORMS: dict[str, Constraint] = {
     "read-only": read_only,
     "columns first": lambda logits: np.asfortranarray(logits),
     "with gaps": with_gaps,
@@ -41,13 +41,16 @@ class FormedEngine(ScriptedEngine):
     """Returns its logits in a form of its own."""
 
     def __init__(
-        self, logits_of: Callable[[tuple[int, ...]], FloatArray], limits: EngineLimits, form: Form
+        self,
+        logits_of: Callable[[tuple[int, ...]], FloatArray],
+        limits: EngineLimits,
+        constraint: Constraint,
     ) -> None:
         super().__init__(logits_of, limits)
-        self._form = form
+        self._constraint = constraint
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
-        return self._form(super().extend(spans))
+        return self._constraint(super().extend(spans))
 
 
 def exact_in_float16(logits_of):
@@ -65,14 +68,14 @@ DRAFTERS = ("model", "tree", "phrases", "model/lookup", "ouroboros")
 MODES = (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE)
 
 
-def answers(form: Form) -> list[tuple[list[int], object]]:
+def answers(constraint: Constraint) -> list[tuple[list[int], object]]:
     """Tokens and logprobs of requests of every kind, and the answer of a beam search."""
     vocab_size, target, draft = PAIRS["F4"]
     bounds = replace(limits(vocab_size), max_tree_nodes=12)
     harness = Harness(
         "F4",
-        target=FormedEngine(exact_in_float16(target), bounds, form),
-        draft=FormedEngine(exact_in_float16(draft), bounds, form),
+        target=FormedEngine(exact_in_float16(target), bounds, constraint),
+        draft=FormedEngine(exact_in_float16(draft), bounds, constraint),
         max_queued=200,
     )
     requests = [
@@ -109,6 +112,6 @@ def expected() -> list[tuple[list[int], object]]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_form_of_logits_changes_no_answer(
-    form: str, expected: list[tuple[list[int], object]]
+    constraint: str, expected: list[tuple[list[int], object]]
 ) -> None:
-    assert answers(FORMS[form]) == expected
+    assert answers(FORMS[constraint]) == expected

@@ -262,11 +262,11 @@ def test_where_the_worker_is_dead_requests_end(tiny_bundle: Path, monkeypatch: p
 def test_the_form_of_an_answer_to_a_source_is_of_what_follows_its_prefix(
     tiny_text2text_bundle: Path,
 ):
-    form = {"regex": "[a-z]{3,5}( [a-z]+){2}", "temperature": 0.0, "max_tokens": 12}
+    constraint = {"regex": "[a-z]{3,5}( [a-z]+){2}", "temperature": 0.0, "max_tokens": 12}
     with LLM(tiny_text2text_bundle) as llm:
-        (drafted,) = llm.generate("anything", {**form, "speculation": {"gamma": 3}})
-        (plain,) = llm.generate("anything", {**form, "speculation": {"enabled": False}})
-        (prefixed,) = llm.generate("anything", {**form, "answer_prefix": "A B: "})
+        (drafted,) = llm.generate("anything", {**constraint, "speculation": {"gamma": 3}})
+        (plain,) = llm.generate("anything", {**constraint, "speculation": {"enabled": False}})
+        (prefixed,) = llm.generate("anything", {**constraint, "answer_prefix": "A B: "})
     assert drafted.outputs[0].text == plain.outputs[0].text
     assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
     for answer in (drafted, prefixed):

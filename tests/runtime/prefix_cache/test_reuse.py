@@ -19,7 +19,7 @@ from outrider.runtime.prefix_cache import reuse as prefixes
 from outrider.runtime.prefix_cache.reuse import FEWEST, num_usable
 
 from tests.mutants import assert_caught
-from tests.runtime.grammar.letters import forms, regex
+from tests.runtime.grammar.letters import constraints, regex
 from tests.runtime.markov import PAIRS, Harness, limits, spec
 from tests.runtime.pair import PairHarness
 
@@ -373,7 +373,7 @@ def test_what_is_kept_of_a_draft_model_lies_under_its_own_tokens() -> None:
         "F6",
         target=ScriptedEngine(target, bounds),
         draft=ScriptedEngine(lambda prefix: -target(prefix), bounds),
-        forms=forms(),
+        constraints=constraints(),
         prefix_cache_bytes=ROOM,
         prefill_chunk=16,
     )

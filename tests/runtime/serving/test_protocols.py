@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from tests.runtime.addons.kserve import requests as kserve
 from tests.runtime.addons.vllm import requests as vllm
 from tests.runtime.conftest import EOS, Start
-from tests.runtime.grammar import test_serving as forms
+from tests.runtime.grammar import test_serving as constraints
 from tests.runtime.serving.chat.test_requests import HELLO, chat_server
 from tests.runtime.serving.http.client import Http, serving_http
 
@@ -99,7 +99,7 @@ async def test_every_dialect_answers_with_the_same_tokens(start: Start) -> None:
     both = ServeOptions(has_kserve=True, has_vllm_grpc=True)
     different = set()
     async with (
-        serving_http(partial(forms.starting, start), serve_options=both) as http,
+        serving_http(partial(constraints.starting, start), serve_options=both) as http,
         grpc.aio.insecure_channel(http.running.address) as channel,
     ):
         run = http.running
@@ -141,7 +141,7 @@ async def test_a_chat_is_rendered_and_answered_alike(start: Start, options: dict
 @pytest.mark.parametrize("prompt", [[0, 1, 2], [EOS, 0]])
 async def test_token_ids_are_fed_alike(start: Start, prompt: list[int]) -> None:
     async with (
-        forms.starting(start, serve_options=vllm.VLLM_GRPC) as run,
+        constraints.starting(start, serve_options=vllm.VLLM_GRPC) as run,
         vllm.stub_of(run.address) as stub,
     ):
         output = await run.client.complete(prompt, max_tokens=20, temperature=0.0)

@@ -73,9 +73,9 @@ def test_an_answer_begins_with_the_language_and_what_the_request_wants() -> None
     ],
 )
 def test_a_language_that_does_not_fit_is_refused_by_its_field(
-    facts: EncoderDecoder, source: str, target: str, field: str, rule: str
+    text_config: EncoderDecoder, source: str, target: str, field: str, rule: str
 ) -> None:
-    codec = EncoderDecoderCodec(tokenizer(), facts)
+    codec = EncoderDecoderCodec(tokenizer(), text_config)
     with pytest.raises(RequestError, match=rule) as caught:
         codec.encode_source("the", source)
         codec.decoder_prefix(target)

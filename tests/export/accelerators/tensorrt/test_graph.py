@@ -26,9 +26,9 @@ from outrider.export.accelerators.tensorrt.network import (
     parse_graph,
     read_network,
 )
-from outrider.export.facts import model_facts
 from outrider.export.graph.position_tables import is_position_table
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.w8a8 import quantize_static
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -232,7 +232,7 @@ def test_8_bit_activations_become_a_plan(
     """In 16 bits other activations are rounded up, of logits whose deviation is 1.6."""
     source, out = tmp_path / "source" / "model.onnx", tmp_path / "out.onnx"
     shutil.copytree(tiny_bundle / "target", source.parent)
-    quantize_static(source, model_facts(AutoConfig.from_pretrained(tiny_checkpoints[0])))
+    quantize_static(source, read_model_config(AutoConfig.from_pretrained(tiny_checkpoints[0])))
     derive_graph(source, out, capacity=CAPACITY, precision=precision)
     assert len(build_plan(find_api(RTX), job(out, precision), lambda *step: None)) > 1000
     exact, found = (run_graph(path) for path in (source, out))

@@ -11,8 +11,8 @@ from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.context import default_context
-from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from safetensors.numpy import save_file
 from transformers import AutoConfig, PreTrainedModel
 
@@ -93,7 +93,9 @@ def by_transformers(variant: tuple[str, dict[str, Any]], num_tokens: int) -> Flo
 def by_graph(model: PreTrainedModel, path: Path, num_tokens: int) -> FloatArray:
     """Logits of the model's graph, by a prompt, a token and a span that ends at the last token."""
     export_model(model, path, num_positions=num_tokens + PADDING)
-    runner = GraphRunner(path, model_facts(model.config), batch=1, capacity=num_tokens + PADDING)
+    runner = GraphRunner(
+        path, read_model_config(model.config), batch=1, capacity=num_tokens + PADDING
+    )
     cuts = [0, 20, 21, num_tokens]
     tokens = text(num_tokens)
     answers = [
@@ -139,9 +141,9 @@ def test_a_longer_context_is_refused_before_a_weight_is_read(name: str, tmp_path
     reason = f"above 32, where the angles of rope_type {kind} change .* --max-context 32$"
     with pytest.raises(BundleError, match=reason):
         open_checkpoint(tmp_path, max_context=ORIGINAL + 1)
-    assert open_checkpoint(tmp_path, max_context=ORIGINAL).facts.max_position == ORIGINAL
-    facts = open_checkpoint(tmp_path, max_context=None).facts
-    context, words = default_context({"target": facts})
+    assert open_checkpoint(tmp_path, max_context=ORIGINAL).model_config.max_position == ORIGINAL
+    model_config = open_checkpoint(tmp_path, max_context=None).model_config
+    context, words = default_context({"target": model_config})
     assert context == ORIGINAL
     assert f"32, beyond which the angles of rope_type {kind} change" in words
 
@@ -156,7 +158,7 @@ def test_an_export_leaves_the_angles_of_a_model_as_they_were(tmp_path: Path) -> 
 
 def test_an_alpha_fixes_the_angles_of_all_lengths() -> None:
     config = AutoConfig.for_model("hunyuan_v1_dense", rope_parameters=DYNAMIC | {"alpha": 1000.0})
-    assert model_facts(config).changing_rope == ""
+    assert read_model_config(config).changing_rope == ""
 
 
 def test_a_scale_chosen_by_the_longest_text_is_refused(tmp_path: Path) -> None:

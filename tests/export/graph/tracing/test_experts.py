@@ -15,12 +15,12 @@ from outrider.export.certificate.graph_runner import open_graph
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.facts import model_facts
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.tracing import experts
 from outrider.export.graph.tracing.experts import sort_by_expert
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import read_model_config
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.mapped import is_mapped
 from transformers import PreTrainedModel
@@ -40,31 +40,31 @@ def mixtral() -> PreTrainedModel:
 def test_family_with_experts_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     model, path = random_experts(family), tmp_path / MODEL_FILE
     export_model(model, path)
-    facts = model_facts(model.config)
-    assert facts.has_experts
-    certificate = check_parity(model, path, facts, max_gamma=4, bound=within(1e-4))
+    model_config = read_model_config(model.config)
+    assert model_config.has_experts
+    certificate = check_parity(model, path, model_config, max_gamma=4, bound=within(1e-4))
     assert certificate["rollback"]["max_difference"] < 1e-4
-    assert_bits_depend_on_no_neighbour(path, facts)
+    assert_bits_depend_on_no_neighbour(path, model_config)
     assert derive_grouped_graph(path)
     grouped = path.with_name(GROUPED_FILE)
-    check_parity(model, grouped, facts, max_gamma=4, bound=within(1e-4))
-    assert_bits_depend_on_no_neighbour(grouped, facts)
+    check_parity(model, grouped, model_config, max_gamma=4, bound=within(1e-4))
+    assert_bits_depend_on_no_neighbour(grouped, model_config)
     derive_tree_graphs(path)
-    trees = check_tree_parity(model, path, facts, max_tree_nodes=40, bound=within(1e-4))
+    trees = check_tree_parity(model, path, model_config, max_tree_nodes=40, bound=within(1e-4))
     assert trees["tree_masks"]["num_greedy_equal"] == trees["tree_masks"]["num_compared"]
     assert model.config._experts_implementation == "eager"
     assert not [name for name, _ in model.named_modules() if "separate" in name]
 
 
 def test_keys_and_values_are_cached_as_they_are_expanded_not_as_latents() -> None:
-    facts = model_facts(random_experts("deepseek_v3").config)
-    assert (facts.num_kv_heads, facts.head_size) == (4, 16 + 8)
+    model_config = read_model_config(random_experts("deepseek_v3").config)
+    assert (model_config.num_kv_heads, model_config.head_size) == (4, 16 + 8)
 
 
 def test_experts_stored_as_integers_give_a_row_the_same_bits_in_every_batch(
     mixtral: PreTrainedModel, tmp_path: Path
 ) -> None:
-    path, facts = tmp_path / MODEL_FILE, model_facts(mixtral.config)
+    path, model_config = tmp_path / MODEL_FILE, read_model_config(mixtral.config)
     export_model(mixtral, path)
     # Per layer two projections of attention and two per expert, and the logits; routers stay.
     assert quantize_file(path, "int8") == 2 * (2 + 2 * NUM_EXPERTS) + 1
@@ -72,8 +72,8 @@ def test_experts_stored_as_integers_give_a_row_the_same_bits_in_every_batch(
     assert sum(node.op_type == "MatMul" for node in graph.node) == 2 * (3 + 2 * NUM_EXPERTS) + 1
     assert derive_grouped_graph(path)
     for one in (path, path.with_name(GROUPED_FILE)):
-        check_parity(mixtral, one, facts, max_gamma=4, bound=within(1.0))
-        assert_bits_depend_on_no_neighbour(one, facts)
+        check_parity(mixtral, one, model_config, max_gamma=4, bound=within(1.0))
+        assert_bits_depend_on_no_neighbour(one, model_config)
 
 
 def test_experts_of_a_checkpoint_in_16_bits_are_written_from_its_own(tmp_path: Path) -> None:
@@ -86,7 +86,11 @@ def test_experts_of_a_checkpoint_in_16_bits_are_written_from_its_own(tmp_path: P
     path = tmp_path / "target" / MODEL_FILE
     export_model(model, path, keeps_halves=True)
     check_parity(
-        checkpoint.load_as(torch.float32), path, checkpoint.facts, max_gamma=4, bound=within(1e-4)
+        checkpoint.load_as(torch.float32),
+        path,
+        checkpoint.model_config,
+        max_gamma=4,
+        bound=within(1e-4),
     )
     kinds = [
         tensor.data_type
@@ -131,7 +135,7 @@ def numbers_of_rows(model: PreTrainedModel, path: Path) -> set[int]:
     )
     onnx.save(graph, probe)
     session, found = open_graph(probe), set()
-    feeds = GraphFeeds(session, model_facts(model.config))
+    feeds = GraphFeeds(session, read_model_config(model.config))
     for rows in range(1, 6):
         tokens = np.arange(rows)[:, None]
         span = feeds.span(tokens, np.zeros(rows, np.int64), capacity=8)
@@ -158,7 +162,7 @@ def test_parity_fails_when_experts_are_put_together_wrongly(
         check_parity(
             mixtral,
             tmp_path / MODEL_FILE,
-            model_facts(mixtral.config),
+            read_model_config(mixtral.config),
             max_gamma=4,
             bound=within(1e-4),
         )

@@ -14,10 +14,10 @@ from outrider.export.accelerators.tensorrt.graph import derive_graph
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
-from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.tracing import attention, kv_export
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.model_config import read_model_config
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from scripts.check_parity import SIZES, random_model
@@ -77,13 +77,15 @@ def path(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_graphs_of_gpt_oss_answer_as_pytorch_does(model: PreTrainedModel, path: Path) -> None:
-    facts = model_facts(model.config)
+    model_config = read_model_config(model.config)
     derive_tree_graphs(path)
     assert (
-        check_parity(model, path, facts, max_gamma=3, bound=within(1e-4))["window"]["num_compared"]
+        check_parity(model, path, model_config, max_gamma=3, bound=within(1e-4))["window"][
+            "num_compared"
+        ]
         == 5
     )
-    assert check_tree_parity(model, path, facts, max_tree_nodes=16, bound=within(1e-4))[
+    assert check_tree_parity(model, path, model_config, max_tree_nodes=16, bound=within(1e-4))[
         "tree_window"
     ]
 
@@ -96,11 +98,11 @@ def test_attention_writes_no_cache_of_its_own(path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_bits_are_those_of_any_capacity(model: PreTrainedModel, path: Path, batch: int) -> None:
-    facts = model_facts(model.config)
-    tokens = np.random.default_rng(6).integers(0, facts.vocab_size, (batch, 33))
+    model_config = read_model_config(model.config)
+    tokens = np.random.default_rng(6).integers(0, model_config.vocab_size, (batch, 33))
     answers = []
     for capacity in (40, 64, 100, 257, 264, 320, 1024):
-        runner = GraphRunner(path, facts, batch=batch, capacity=capacity)
+        runner = GraphRunner(path, model_config, batch=batch, capacity=capacity)
         start = np.zeros(batch, np.int64)
         parts = [runner.extend(tokens[:, :31], start), runner.extend(tokens[:, 31:], start + 31)]
         answers.append(np.concatenate(parts, axis=1))

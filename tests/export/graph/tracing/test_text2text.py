@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from outrider.engines.base import BundleError
-from outrider.export.facts import model_facts
 from outrider.export.graph.tracing import encoder_decoder, kv_export, stack_tables
 from outrider.export.graph.tracing.encoder_decoder import SourcedDecoder, SourceReader
 from outrider.export.graph.tracing.kv_export import taken_over
 from outrider.export.graph.tracing.stack_tables import by_tables
+from outrider.export.model_config import read_model_config
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.bart import modeling_bart
@@ -146,7 +146,9 @@ class Texts:
                 starts = starts + np.maximum(1, num_tokens - np.arange(4) % num_tokens)
 
     def _caches(self, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
-        facts = model_facts(self._model.config)
-        shape = (len(LENGTHS), facts.num_kv_heads, capacity, facts.head_size)
-        keys, values = ([torch.full(shape, 7.0) for _ in range(facts.num_layers)] for _ in range(2))
+        model_config = read_model_config(self._model.config)
+        shape = (len(LENGTHS), model_config.num_kv_heads, capacity, model_config.head_size)
+        keys, values = (
+            [torch.full(shape, 7.0) for _ in range(model_config.num_layers)] for _ in range(2)
+        )
         return keys, values

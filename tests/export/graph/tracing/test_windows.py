@@ -10,7 +10,6 @@ import pytest
 import torch
 from outrider.engines.base import BundleError
 from outrider.export.certificate.reference import reference_logits
-from outrider.export.facts import model_facts
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.tracing import kv_export, windows
 from outrider.export.graph.tracing.kv_export import (
@@ -19,6 +18,7 @@ from outrider.export.graph.tracing.kv_export import (
     taken_over,
 )
 from outrider.export.graph.tracing.windows import Windows, window_bias
+from outrider.export.model_config import read_model_config
 from transformers import PreTrainedModel
 from transformers.masking_utils import sliding_window_overlay
 
@@ -51,9 +51,9 @@ class Texts:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._facts = model_facts(model.config)
+        self._model_config = read_model_config(model.config)
         rng = np.random.default_rng(4)
-        self._tokens = rng.integers(0, self._facts.vocab_size, (3, NUM_POSITIONS))
+        self._tokens = rng.integers(0, self._model_config.vocab_size, (3, NUM_POSITIONS))
         self._expected = reference_logits(model, self._tokens)
 
     def check(self, num_positions: int = NUM_POSITIONS) -> Windows:
@@ -77,8 +77,8 @@ class Texts:
         return seen
 
     def _caches(self) -> list[torch.Tensor]:
-        shape = 3, self._facts.num_kv_heads, NUM_POSITIONS, self._facts.head_size
-        return [torch.full(shape, 7.0) for _ in range(self._facts.num_layers)]
+        shape = 3, self._model_config.num_kv_heads, NUM_POSITIONS, self._model_config.head_size
+        return [torch.full(shape, 7.0) for _ in range(self._model_config.num_layers)]
 
 
 @pytest.mark.parametrize("family", ["mistral", "phi3", "gemma2", "gemma3_text"])

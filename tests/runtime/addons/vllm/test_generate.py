@@ -16,7 +16,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 
 from tests.runtime.addons.vllm.requests import VLLM_GRPC, answers_of, ask, stub_of
 from tests.runtime.conftest import EOS, VOCAB, Start
-from tests.runtime.grammar import test_serving as forms
+from tests.runtime.grammar import test_serving as constraints
 
 
 async def test_a_stream_has_deltas_and_ends_with_a_summary(start):
@@ -128,10 +128,13 @@ FORMS = {
 
 
 async def test_answers_have_the_form_that_is_asked_for(start: Start):
-    async with forms.starting(start, serve_options=VLLM_GRPC) as run, stub_of(run.address) as stub:
-        for name, (form, texts) in FORMS.items():
+    async with (
+        constraints.starting(start, serve_options=VLLM_GRPC) as run,
+        stub_of(run.address) as stub,
+    ):
+        for name, (constraint, texts) in FORMS.items():
             _, (summary,) = await answers_of(
-                stub, ask(temperature=1.0, seed=3, grammar_from_first_token=True, **form)
+                stub, ask(temperature=1.0, seed=3, grammar_from_first_token=True, **constraint)
             )
             ids = [token for token in summary.output_ids if token != EOS]
             assert run.serving.codec.decode(ids) in texts, name

@@ -162,9 +162,9 @@ async def test_nothing_is_promised_of_two_draws(start_http, browse):
 
 
 async def test_tokens_that_the_form_forces_are_marked(start_http, browse):
-    form = {"prompt": "abc", "regex": "(ab|ba)cdefghij0[0-9]", "gamma": "2"}
+    constraint = {"prompt": "abc", "regex": "(ab|ba)cdefghij0[0-9]", "gamma": "2"}
     async with start_http(target=target_of, draft=draft_of, tokenizer=TOKENIZER) as http:
-        seen = await browse(http.port, *fill(**form), *run_to("done"))
+        seen = await browse(http.port, *fill(**constraint), *run_to("done"))
     assert_shows_what_came(seen)
     assert "forced" in seen["columns"]["on"]["kinds"]
     assert "cdefghij0" in seen["columns"]["on"]["text"]

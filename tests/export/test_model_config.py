@@ -1,11 +1,11 @@
 """Sizes of models by their configurations: optimum's names, and what these do not know."""
 
-from outrider.export.facts import ModelFacts, model_facts
+from outrider.export.model_config import ModelConfig, read_model_config
 from transformers import AutoConfig
 
 
-def facts_of(family: str, **fields: object) -> ModelFacts:
-    return model_facts(AutoConfig.for_model(family, **fields))
+def facts_of(family: str, **fields: object) -> ModelConfig:
+    return read_model_config(AutoConfig.for_model(family, **fields))
 
 
 def test_sizes_have_one_name_for_architectures_that_optimum_knows_and_others() -> None:

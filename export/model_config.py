@@ -23,7 +23,7 @@ UNLIMITED_POSITIONS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFacts:
+class EncoderConfig:
     """Sizes of a model's encoder.
 
     Attributes:
@@ -44,7 +44,7 @@ class SourceFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
+class ModelConfig:
     """Sizes and special tokens of a decoder, and sizes of its encoder if it has one.
 
     Attributes:
@@ -72,12 +72,14 @@ class ModelFacts:
     bos_token_id: int | None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
-    source: SourceFacts | None = None
+    source: EncoderConfig | None = None
     has_experts: bool = False
     changing_rope: str = ""
 
 
-def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = None) -> ModelFacts:
+def read_model_config(
+    config: PretrainedConfig, generation: GenerationConfig | None = None
+) -> ModelConfig:
     """Return the sizes of a model; generation settings override its special tokens."""
     sizes = _normalized(config)
     num_heads = int(sizes.num_attention_heads)
@@ -87,7 +89,7 @@ def model_facts(config: PretrainedConfig, generation: GenerationConfig | None = 
     eos = getattr(source, "eos_token_id", None)
     max_position, changing_rope = _max_position(config)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
-    return ModelFacts(
+    return ModelConfig(
         num_layers=_num_layers(config, sizes),
         num_kv_heads=_num_kv_heads(config, num_heads) if latent_size is None else num_heads,
         head_size=latent_size or _head_size(config, sizes),
@@ -134,11 +136,11 @@ def _num_kv_heads(config: PretrainedConfig, num_heads: int) -> int:
     return int(getattr(config, "num_key_value_heads", None) or num_heads)
 
 
-def _source_facts(config: PretrainedConfig, num_heads: int) -> SourceFacts:
+def _source_facts(config: PretrainedConfig, num_heads: int) -> EncoderConfig:
     """Return the sizes of an encoder, what it answers being kept in so many heads of the decoder."""
     sizes = NormalizedSeq2SeqConfig(config.get_text_config(encoder=True))
     decoder = config.get_text_config(decoder=True)
-    return SourceFacts(
+    return EncoderConfig(
         num_layers=int(sizes.encoder_num_layers),
         num_heads=num_heads,
         head_size=_head_size(config, decoder),

@@ -1,4 +1,4 @@
-"""The form of one answer, over a matcher of llguidance.
+"""The constraint of one answer, over a matcher of llguidance.
 
 The matcher stands behind the committed tokens and those of the draft that was asked about last (the *path*). What is
 asked next about another draft is rolled back to what both have in common, so that a draft model's own masks are those
@@ -29,11 +29,11 @@ MOST_KEPT = 32
 _ANY = np.int32(-1)
 
 
-class GrammarForm:
-    """Implements ``runtime.grammar.base.Form``.
+class GrammarConstraint:
+    """Implements ``runtime.grammar.base.Constraint``.
 
     Args:
-        matcher: has consumed nothing; this form's alone.
+        matcher: has consumed nothing; this constraint's alone.
         vocab_size: V of the target.
         end_ids: tokens that end an answer.
         name: of the request's field, for errors.
@@ -52,7 +52,7 @@ class GrammarForm:
         self._rows = np.empty((0, self._words), dtype=np.int32)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """See ``Form.commit``."""
+        """See ``Constraint.commit``."""
         num_common = self._back_to(tokens)
         rest = [*tokens[num_common:]]
         is_good = not rest or self._matcher.consume_tokens(rest)
@@ -62,7 +62,7 @@ class GrammarForm:
             raise RequestError(self._name, "became too complex to go on with at this answer")
 
     def forced(self, most: int) -> tuple[int, ...]:
-        """See ``Form.forced``."""
+        """See ``Constraint.forced``."""
         self._back_to(())
         if most < 1:
             return ()
@@ -73,14 +73,14 @@ class GrammarForm:
         return tuple(tokens[:num_before_end])
 
     def fits(self, tokens: Sequence[int]) -> int:
-        """See ``Form.fits``."""
+        """See ``Constraint.fits``."""
         num_fitting = self._walk(tokens)
         if num_fitting < len(tokens) and tokens[num_fitting] in self._end_ids:
             return num_fitting + self._allows(num_fitting, tokens[num_fitting])
         return num_fitting
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int] | None = None) -> IntArray32:
-        """See ``Form.masks``."""
+        """See ``Constraint.masks``."""
         if parents is not None:
             return self._tree_masks(tokens, parents)
         self._make_room(1 + len(tokens))
@@ -89,13 +89,13 @@ class GrammarForm:
         return self._rows[: 1 + len(tokens)]
 
     def begin(self, num_tokens: int) -> IntArray32:
-        """See ``Form.begin``."""
+        """See ``Constraint.begin``."""
         self._make_room(1 + num_tokens)
         self._walk(())
         return self._rows
 
     def follow(self, tokens: Sequence[int]) -> IntArray32:
-        """See ``Form.follow``."""
+        """See ``Constraint.follow``."""
         self._make_room(1 + len(tokens))
         if self._walk(tokens) < len(tokens):
             self._rows[len(tokens)] = _ANY
@@ -160,8 +160,8 @@ class GrammarForm:
             self._rows = rows
 
 
-class GrammarForms:
-    """Implements ``runtime.grammar.base.Forms`` over the tokenizer of one model.
+class GrammarConstraints:
+    """Implements ``runtime.grammar.base.Constraints`` over the tokenizer of one model.
 
     Args:
         tokenizer: bytes of the ``tokenizer.json`` of what the model writes.
@@ -178,13 +178,13 @@ class GrammarForms:
         self._kept: OrderedDict[GrammarParams, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
-    def form(self, params: GrammarParams) -> GrammarForm:
-        """See ``Forms.form``; the grammar is compiled where none of the last requests had it."""
+    def constraint(self, params: GrammarParams) -> GrammarConstraint:
+        """See ``Constraints.constraint``; the grammar is compiled where none of the last requests had it."""
         with self._lock:
             kept = self._kept.get(params)
             if kept is not None:
                 self._kept.move_to_end(params)
-                return self._form(kept.deep_copy(), params)
+                return self._constraint(kept.deep_copy(), params)
         try:
             matcher = compiled(
                 self._tokenizer,
@@ -198,9 +198,9 @@ class GrammarForms:
             self._kept[params] = matcher
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-            return self._form(matcher.deep_copy(), params)
+            return self._constraint(matcher.deep_copy(), params)
 
-    def _form(self, matcher: LLMatcher, params: GrammarParams) -> GrammarForm:
-        return GrammarForm(
+    def _constraint(self, matcher: LLMatcher, params: GrammarParams) -> GrammarConstraint:
+        return GrammarConstraint(
             matcher, vocab_size=self._vocab_size, end_ids=self._end_ids, name=params.kind
         )

@@ -1,4 +1,4 @@
-"""A form is a function of the committed tokens, whatever drafts it was asked about in between."""
+"""A constraint is a function of the committed tokens, whatever drafts it was asked about in between."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import GrammarKind, GrammarParams
 from outrider.runtime.drafters.model.tree import masks_of_level
-from outrider.runtime.grammar.form import GrammarForms
+from outrider.runtime.grammar.constraint import GrammarConstraints
 
-from tests.runtime.grammar.letters import END, V, bits, form, forms, regex, tokenizer
+from tests.runtime.grammar.letters import END, V, bits, constraint, constraints, regex, tokenizer
 
 GRAMMARS = ("[ab]c+", "abc(a|b)*", "ab(c|a)", "(ab|ba){2}c?", "a*")
 ANY = set(range(V))
 
 
 def fresh(text: str, committed: tuple[int, ...]):
-    one = form(text)
+    one = constraint(text)
     one.commit(committed)
     return one
 
@@ -26,7 +26,7 @@ def fresh(text: str, committed: tuple[int, ...]):
 @pytest.mark.parametrize("text", GRAMMARS)
 def test_masks_are_those_of_a_fresh_form_after_any_drafts(text: str) -> None:
     """Chains in random order, trees among them, commits in between: no draft leaves a trace."""
-    rng, used, committed = np.random.default_rng(1), form(text), ()
+    rng, used, committed = np.random.default_rng(1), constraint(text), ()
     for _ in range(40):
         draft = tuple(rng.integers(0, V, int(rng.integers(0, 5))).tolist())
         if rng.random() < 0.3 and draft:
@@ -56,32 +56,32 @@ def test_a_trees_masks_are_those_of_the_paths_to_its_nodes(text: str) -> None:
         size = int(rng.integers(1, 8))
         tokens = tuple(rng.integers(0, V, size).tolist())
         parents = tuple(int(rng.integers(0, n + 1)) for n in range(size))
-        masks = form(text).masks(tokens, parents)
+        masks = constraint(text).masks(tokens, parents)
         paths: list[tuple[int, ...]] = [()]
         for token, parent in zip(tokens, parents, strict=True):
             paths.append((*paths[parent], token))
         for path, row in zip(paths, masks, strict=True):
-            assert bits(row) == bits(form(text).masks(path)[len(path)])
+            assert bits(row) == bits(constraint(text).masks(path)[len(path)])
 
 
 def test_what_a_drafter_follows_is_what_its_draft_is_judged_by() -> None:
-    one = form("(ab|ba){2}c?")
+    one = constraint("(ab|ba){2}c?")
     rows = one.begin(3)
-    assert bits(rows[0]) == bits(form("(ab|ba){2}c?").masks(())[0])
+    assert bits(rows[0]) == bits(constraint("(ab|ba){2}c?").masks(())[0])
     drafted: list[int] = []
     for place in range(1, 4):
         drafted.append(min(bits(rows[place - 1])))
         one.follow(drafted)
     judged = one.masks(drafted)
     assert np.array_equal(rows[:4], judged)
-    assert np.array_equal(judged, form("(ab|ba){2}c?").masks(drafted))
+    assert np.array_equal(judged, constraint("(ab|ba){2}c?").masks(drafted))
 
 
 def test_the_masks_of_a_trees_level_lie_in_the_columns_of_its_nodes() -> None:
     nodes = [(1, (0,)), (3, (1,)), (4, (4,))]
-    masks = masks_of_level(form("a(a|b)|bc*"), nodes, [1, 4, 2])
+    masks = masks_of_level(constraint("a(a|b)|bc*"), nodes, [1, 4, 2])
     expected = {
-        column: bits(form("a(a|b)|bc*").masks(path)[1])
+        column: bits(constraint("a(a|b)|bc*").masks(path)[1])
         for (_, path), column in zip(nodes, [1, 4, 2], strict=True)
     }
     assert {column: bits(masks[column]) for column in expected} == expected
@@ -90,7 +90,7 @@ def test_the_masks_of_a_trees_level_lie_in_the_columns_of_its_nodes() -> None:
 
 @pytest.mark.parametrize("text", [*GRAMMARS, "abcabc", "abcabc(a|b)"])
 def test_forced_tokens_are_all_that_the_masks_allow(text: str) -> None:
-    """Along every text of the form: a forced run's places have one bit each, the same however much was asked for."""
+    """Along every text: a forced run's places have one bit each, the same however much was asked for."""
     num_forced, open_ends = 0, [()]
     while open_ends and num_forced < 200:
         committed = open_ends.pop()
@@ -109,7 +109,7 @@ def test_forced_tokens_are_all_that_the_masks_allow(text: str) -> None:
 
 
 def test_a_finished_form_forces_its_end() -> None:
-    one = form("ab")
+    one = constraint("ab")
     assert one.forced(9) == (3,)
     one.commit((3,))
     assert one.forced(9) == (END,)
@@ -119,7 +119,7 @@ def test_a_finished_form_forces_its_end() -> None:
 
 def test_an_end_token_in_a_draft_takes_nothing_of_the_text_back() -> None:
     """The library counts no end token that it is given after its stop, and would roll back one of the text."""
-    one = form("ab(c|a)")
+    one = constraint("ab(c|a)")
     one.commit((3,))
     for _ in range(2):
         assert one.fits((2, END, 2)) == 2
@@ -128,7 +128,7 @@ def test_an_end_token_in_a_draft_takes_nothing_of_the_text_back() -> None:
 
 
 def test_tokens_that_do_not_fit_are_an_error() -> None:
-    one = form("ab(c|a)")
+    one = constraint("ab(c|a)")
     with pytest.raises(RequestError, match="regex"):
         one.commit((1,))
 
@@ -149,7 +149,7 @@ def test_a_bad_grammar_is_refused_by_its_fields_name_and_in_few_words(
     kind: GrammarKind, text: str
 ) -> None:
     with pytest.raises(RequestError) as refused:
-        forms().form(GrammarParams(kind=kind, text=text))
+        constraints().constraint(GrammarParams(kind=kind, text=text))
     assert refused.value.field == kind.value
     assert len(str(refused.value)) < 200
     assert "x" * 200 not in str(refused.value)
@@ -158,20 +158,22 @@ def test_a_bad_grammar_is_refused_by_its_fields_name_and_in_few_words(
 def test_text_that_spells_a_special_token_is_text() -> None:
     """Only an end token ends an answer: "</s>" in a grammar is four tokens, where the tokenizer has one."""
     letters = ("<", "/", "s", ">", "x")
-    one = GrammarForms(tokenizer(letters), 6, (5,)).form(regex("x</s>x"))
+    one = GrammarConstraints(tokenizer(letters), 6, (5,)).constraint(regex("x</s>x"))
     assert one.forced(9) == (4, 0, 1, 2, 3, 4)
 
 
-def test_forms_of_one_grammar_know_nothing_of_each_other() -> None:
-    first, second = form("(a|b)c"), form("(a|b)c")
+def test_constraints_of_one_grammar_know_nothing_of_each_other() -> None:
+    first, second = constraint("(a|b)c"), constraint("(a|b)c")
     first.commit((0,))
     assert bits(first.masks(())[0]) == {2}
     assert bits(second.masks(())[0]) == {0, 1, 4}
-    assert all(bits(form("(a|b)c").masks(())[0]) == {0, 1, 4} for _ in itertools.repeat(None, 2))
+    assert all(
+        bits(constraint("(a|b)c").masks(())[0]) == {0, 1, 4} for _ in itertools.repeat(None, 2)
+    )
 
 
 def test_masks_reach_to_the_end_of_a_padded_vocabulary() -> None:
-    one = GrammarForms(tokenizer(), 70, (END,)).form(regex("[ab]c+"))
+    one = GrammarConstraints(tokenizer(), 70, (END,)).constraint(regex("[ab]c+"))
     masks = one.masks((0,))
     assert masks.shape == (2, 3)
     assert masks.dtype == np.int32
