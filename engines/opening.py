@@ -1,35 +1,23 @@
-"""Engines run what was exported; this is the one table that imports their libraries."""
+"""Opens a bundle's models and sampler: the CPU's here, an accelerator's by the backend of its add-on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from functools import partial
 
+from outrider.engines.addons import NotInstalledError
+from outrider.engines.backends import Backend, EngineOptions, Which, load_backend
 from outrider.engines.base import BundleError, Engine, EngineError
 from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.determinism import BitEquality, has_equal_bits
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.engines.devices import (
-    CPU,
-    CUDA,
-    TENSORRT,
-    Choice,
-    Device,
-    choose,
-    parse_device,
-)
-
-if TYPE_CHECKING:
-    from outrider.engines.device.engine import PlanEngine
-    from outrider.engines.device.sampling.sampler import GraphSampler
-    from outrider.engines.pair import Pair
+from outrider.engines.devices import CPU, PREFERENCE, Choice, Device, choose, parse_device
+from outrider.engines.pair import DEVICE, Pair, choose_place, open_on_host
 
 
 def open_engine(
     bundle: Bundle,
-    which: Literal["target", "draft"],
+    which: Which,
     *,
     device: str = "cpu",
     num_threads: int = 2,
@@ -53,56 +41,41 @@ def open_engine(
 
     Raises:
         BundleError: the bundle has no such model, or its graph does not fit the manifest.
-        EngineError: the backend cannot load it.
+        EngineError: the backend cannot load it, or there is none for the device.
     """
-    entry = bundle.manifest.target if which == "target" else bundle.manifest.draft
-    if entry is None:
-        raise BundleError("the bundle has no draft model")
-    chosen = parse_or_choose(device, bundle)
-    options: dict[str, Any] = {"max_batch": max_batch, "with_trees": with_trees}
-    if chosen.kind != TENSORRT:
-        options["num_threads"] = num_threads
-    if chosen.kind == CPU:
-        options["beside"] = beside
-    engine = _open_one(bundle, entry, which, chosen, options, provider_options)
-    with ExitStack() as undo:
-        undo.callback(engine.close)
-        bundle.take_mapped()
-        undo.pop_all()
-    return engine
+    options = EngineOptions(
+        num_threads=num_threads,
+        max_batch=max_batch,
+        with_trees=with_trees,
+        provider_options=provider_options or {},
+    )
+    return _open_one(bundle, which, parse_or_choose(device, bundle), options, beside)
 
 
 def _open_one(
-    bundle: Bundle,
-    entry: ModelEntry,
-    which: str,
-    chosen: Device,
-    options: Mapping[str, Any],
-    provider_options: Mapping[str, str] | None,
+    bundle: Bundle, which: Which, chosen: Device, options: EngineOptions, beside: Engine | None
 ) -> Engine:
+    entry = bundle.manifest.target if which == "target" else bundle.manifest.draft
+    if entry is None:
+        raise BundleError("the bundle has no draft model")
+    engine: Engine
     if chosen.kind == CPU:
         from outrider.engines.onnx.engine import OnnxEngine
 
-        return OnnxEngine(bundle, entry, **options)
-    memory = _open_memory(chosen)
+        assert beside is None or isinstance(beside, OnnxEngine), "a target on the same device"
+        engine = OnnxEngine(
+            bundle,
+            entry,
+            num_threads=options.num_threads,
+            max_batch=options.max_batch,
+            with_trees=options.with_trees,
+            beside=beside,
+        )
+    else:
+        engine = _backend(chosen).open_engine(bundle, entry, which, chosen.index, options)
     with ExitStack() as undo:
-        undo.callback(memory.close)
-        engine: Engine
-        if chosen.kind == TENSORRT:
-            from outrider.engines.tensorrt.engine import open_tensorrt
-
-            engine = open_tensorrt(bundle, entry, which, device=memory, owns_device=True, **options)
-        else:
-            from outrider.engines.onnx.device_plan import open_on_device
-
-            engine = open_on_device(
-                bundle,
-                entry,
-                memory,
-                owns_device=True,
-                provider_options=provider_options,
-                **options,
-            )
+        undo.callback(engine.close)
+        bundle.take_mapped()
         undo.pop_all()
     return engine
 
@@ -127,32 +100,41 @@ def open_pair(
         EngineError: the backend cannot load it, or the sampler cannot be where it was asked for.
     """
     chosen = parse_or_choose(device, bundle)
-    from outrider.engines.pair import DEVICE, choose_place, open_on_host
+    if provider_options and chosen.kind == CPU:
+        raise EngineError(
+            f"provider option {min(provider_options)}: device {chosen} has no such provider"
+        )
+    options = EngineOptions(
+        num_threads=num_threads,
+        max_batch=max_batch or bundle.manifest.max_batch,
+        with_trees=with_trees,
+        provider_options=provider_options or {},
+    )
+    is_accelerator = chosen.kind != CPU
+    # On the CPU rounds stay with the host's own sampler unless the device is asked for: nothing is looked up then.
+    missing = _why_no_sampler(bundle, chosen) if is_accelerator or sampler == DEVICE else ""
+    place, reason = choose_place(sampler, is_accelerator=is_accelerator, missing=missing)
+    if place != DEVICE:
+        return _open_apart(bundle, chosen, options, reason)
+    pair = _backend(chosen).open_pair(bundle, chosen.index, options, reason=reason)
+    with ExitStack() as undo:
+        undo.callback(pair.close)
+        bundle.take_mapped()
+        undo.pop_all()
+    return pair
 
-    rows = max_batch or bundle.manifest.max_batch
-    options: dict[str, Any] = {
-        "num_threads": num_threads,
-        "max_batch": rows,
-        "provider_options": _options_for(chosen, provider_options),
-    }
-    missing = _why_no_sampler(bundle, chosen)
-    place, reason = choose_place(sampler, is_accelerator=chosen.kind != CPU, missing=missing)
-    if place == DEVICE:
-        pair = _open_together(bundle, chosen, reason, with_trees=with_trees, **options)
-        with ExitStack() as undo:
-            undo.callback(pair.close)
-            bundle.take_mapped()
-            undo.pop_all()
-        return pair
-    options["device"] = str(chosen)
+
+def _open_apart(bundle: Bundle, chosen: Device, options: EngineOptions, reason: str) -> Pair:
+    """Open engines whose logits the host reads, and the host's sampler."""
     draft = None
     with ExitStack() as undo:
-        target = open_engine(bundle, "target", with_trees=with_trees, **options)
+        target = _open_one(bundle, "target", chosen, options, None)
         undo.callback(target.close)
         if bundle.manifest.draft is not None:
-            draft = open_engine(bundle, "draft", with_trees=with_trees, beside=target, **options)
+            draft = _open_one(bundle, "draft", chosen, options, target)
             undo.callback(draft.close)
-        pair = open_on_host(target, draft, bundle, rows, reason)
+        max_batch = options.max_batch or bundle.manifest.max_batch
+        pair = open_on_host(target, draft, bundle, max_batch, reason)
         undo.pop_all()
     return pair
 
@@ -183,115 +165,6 @@ def judge_bits(bundle: Bundle, pair: Pair) -> tuple[BitEquality, str]:
     )
 
 
-def _open_together(
-    bundle: Bundle,
-    chosen: Device,
-    reason: str,
-    *,
-    num_threads: int,
-    max_batch: int,
-    with_trees: bool,
-    provider_options: Mapping[str, str],
-) -> Pair:
-    from outrider.engines.pair import open_together
-
-    memory = _open_memory(chosen)
-
-    def open_model(entry: ModelEntry, part: str) -> PlanEngine:
-        if chosen.kind == TENSORRT:
-            from outrider.engines.tensorrt.engine import open_tensorrt
-
-            return open_tensorrt(
-                bundle, entry, part, device=memory, max_batch=max_batch, with_trees=with_trees
-            )
-        from outrider.engines.onnx.device_plan import open_on_device
-
-        return open_on_device(
-            bundle,
-            entry,
-            memory,
-            num_threads=num_threads,
-            max_batch=max_batch,
-            with_trees=with_trees,
-            provider_options=provider_options,
-        )
-
-    def open_sampler() -> GraphSampler:
-        return _open_sampler(bundle, chosen, memory, max_batch, num_threads, provider_options)
-
-    return open_together(
-        bundle, memory, open_model, open_sampler, max_batch=max_batch, reason=reason
-    )
-
-
-def _open_sampler(
-    bundle: Bundle,
-    chosen: Device,
-    memory: Any,
-    max_batch: int,
-    num_threads: int,
-    provider_options: Mapping[str, str],
-) -> GraphSampler:
-    """Sampler over a device: as kernels, else as plans, else as graphs on ONNX Runtime."""
-    sizes: dict[str, Any] = {
-        "max_batch": max_batch,
-        "max_gamma": bundle.manifest.max_gamma,
-        "vocab_size": bundle.manifest.target.vocab_size,
-    }
-    if chosen.kind != CPU and not _why_no_kernels(chosen.index):
-        from outrider.engines.device.sampling.kernels.compiled import CudaKernels
-        from outrider.engines.device.sampling.kernels.graphs import open_kernel_sampler
-
-        return open_kernel_sampler(CudaKernels(memory), device=memory, **sizes)
-    if chosen.kind == TENSORRT and not _why_no_sampler_plans(bundle, chosen.index):
-        from outrider.engines.tensorrt.sampler import open_tensorrt_sampler
-
-        return open_tensorrt_sampler(bundle, memory, max_batch=max_batch)
-    from outrider.engines.onnx.sampler import open_onnx_sampler
-
-    return open_onnx_sampler(
-        _sampler_graphs(bundle),
-        device=memory,
-        num_threads=num_threads,
-        provider_options=provider_options,
-        **sizes,
-    )
-
-
-def _sampler_graphs(bundle: Bundle) -> dict[str, bytes]:
-    """Return the sampler's graphs by file name: a graph is loaded when it is first used, perhaps days from now."""
-    names = [name for name in bundle.manifest.files if name.startswith(f"{SAMPLER_FOLDER}/")]
-    return {name.removeprefix(f"{SAMPLER_FOLDER}/"): bundle.read(name) for name in names}
-
-
-def _open_memory(chosen: Device) -> Any:
-    """The device's memory and stream; its type is known only where CUDA's bindings are."""
-    if chosen.kind == CPU:
-        from outrider.engines.device.base import HostDevice
-
-        return HostDevice()
-    from outrider.engines.device.cuda import CudaDevice
-
-    return CudaDevice(chosen.index)
-
-
-def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
-    """Say why a bundle's sampler does not run on a device; empty where it does."""
-    from outrider.engines.pair import why_no_graphs
-
-    if chosen.kind != CPU and not _why_no_kernels(chosen.index):
-        return ""
-    if reason := why_no_graphs(bundle):
-        return reason
-    if chosen.kind == CPU:
-        return ""
-    if chosen.kind == CUDA:
-        return _why_no_cuda(chosen.index)
-    without_plans = _why_no_sampler_plans(bundle, chosen.index)
-    without_cuda = _why_no_cuda(chosen.index) if without_plans else ""
-    return f"{without_plans}; {without_cuda}" if without_cuda else ""
-
-
 def choose_device(text: str, bundle: Bundle) -> Choice:
     """The device that will serve a bundle, and why.
 
@@ -302,11 +175,14 @@ def choose_device(text: str, bundle: Bundle) -> Choice:
     Raises:
         EngineError: it is no device, or the one asked for cannot serve this bundle.
     """
-    probes = {
-        TENSORRT: lambda index: _why_no_tensorrt(bundle, index),
-        CUDA: lambda index: _why_no_cuda(index) or _why_no_device_graphs(bundle, index),
-    }
-    return choose(text, probes)
+
+    def why_not(kind: str, index: int) -> str:
+        try:
+            return load_backend(kind).why_not(bundle, index)
+        except NotInstalledError as error:
+            return error.rule
+
+    return choose(text, {kind: partial(why_not, kind) for kind in PREFERENCE})
 
 
 def parse_or_choose(text: str, bundle: Bundle) -> Device:
@@ -319,71 +195,15 @@ def parse_or_choose(text: str, bundle: Bundle) -> Device:
     return choose_device(text, bundle).device if asked is None else asked
 
 
-def _why_no_tensorrt(bundle: Bundle, index: int) -> str:
+def _backend(chosen: Device) -> Backend:
     try:
-        from outrider.engines.tensorrt.engine import check_plans
-    except ImportError:
-        return "cuda-bindings is not installed"
+        return load_backend(chosen.kind)
+    except NotInstalledError as error:
+        raise EngineError(f"device {chosen}: {error.rule}") from error
+
+
+def _why_no_sampler(bundle: Bundle, chosen: Device) -> str:
     try:
-        check_plans(bundle, index)
-    except EngineError as error:
-        return str(error)
-    return ""
-
-
-def _why_no_kernels(index: int) -> str:
-    """Say why the sampler does not run as kernels; the graphs of the bundle may instead."""
-    try:
-        from outrider.engines.device.cuda import compute_capability
-        from outrider.engines.device.sampling.kernels.compiled import why_no_compiler
-    except ImportError:
-        return "cuda-bindings is not installed"
-    try:
-        return why_no_compiler(compute_capability(index))
-    except EngineError as error:
-        return str(error)
-
-
-def _why_no_sampler_plans(bundle: Bundle, index: int) -> str:
-    """Say why TensorRT does not run the sampler itself; ONNX Runtime's CUDA provider may instead."""
-    from outrider.engines.tensorrt.sampler import check_sampler_plans
-
-    try:
-        check_sampler_plans(bundle, index)
-    except EngineError as error:
-        return str(error)
-    return ""
-
-
-def _options_for(chosen: Device, asked: Mapping[str, str] | None) -> dict[str, str]:
-    """Options of the CUDA provider, refused where nothing would read them."""
-    if asked and chosen.kind == CPU:
-        raise EngineError(f"provider option {min(asked)}: device {chosen} has no such provider")
-    return dict(asked or {})
-
-
-def _why_no_device_graphs(bundle: Bundle, index: int) -> str:
-    from outrider.engines.device.cuda import compute_capability
-
-    capability = compute_capability(index)
-    models = (bundle.manifest.target, bundle.manifest.draft)
-    reasons = (bundle.why_no_device(model, capability) for model in models if model is not None)
-    return next(filter(None, reasons), "")
-
-
-def _why_no_cuda(index: int) -> str:
-    try:
-        from outrider.engines.onnx.session import why_unavailable
-    except ImportError:  # plans alone can serve
-        return "onnxruntime is not installed"
-    if reason := why_unavailable(CUDA):
-        return reason
-    try:
-        from outrider.engines.device.cuda import compute_capability
-    except ImportError:
-        return "cuda-bindings is not installed"
-    try:
-        compute_capability(index)
-    except EngineError as error:
-        return str(error)
-    return ""
+        return load_backend(chosen.kind).why_no_sampler(bundle, chosen.index)
+    except NotInstalledError as error:
+        return error.rule

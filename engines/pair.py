@@ -1,25 +1,17 @@
 """A target, its draft and their sampler, opened to serve together.
 
-Where the engines' device is an accelerator, the sampler's graphs run on it too, over the same stream,
-and whole rounds stay there. On the CPU the host is the device, and its own sampler is faster.
+Where the engines' device is an accelerator, rounds are sampled on it too, over the same stream, and stay there. On the
+CPU the host is the device, and its own sampler is faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from outrider.engines.base import Engine, EngineError
 from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.device.base import PlanDevice
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.pair_rounds import DeviceRounds
-from outrider.engines.device.rounds import Rounds
-from outrider.engines.device.sampling.mixed import MixedSampler
-from outrider.engines.device.sampling.sampler import GraphSampler
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
+from outrider.engines.rounds import Rounds
 from outrider.engines.sampling.base import Sampler
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 
@@ -39,7 +31,7 @@ class Pair:
         sampler: of both.
         rounds: over all three, where they share a device.
         place: where rounds are sampled and why, in words.
-        memory: the device that they share, and its counters.
+        opened: closes all of them.
     """
 
     target: Engine
@@ -47,12 +39,11 @@ class Pair:
     sampler: Sampler
     rounds: Rounds | None
     place: str
-    memory: PlanDevice | None = None
-    _opened: ExitStack = field(default_factory=ExitStack)
+    opened: ExitStack = field(default_factory=ExitStack)
 
     def close(self) -> None:
         """Free engines, sampler and device."""
-        self._opened.close()
+        self.opened.close()
 
 
 def open_on_host(
@@ -66,50 +57,15 @@ def open_on_host(
     return Pair(
         target=target,
         draft=draft,
-        sampler=_host_sampler(bundle, max_batch),
+        sampler=host_sampler(bundle, max_batch),
         rounds=None,
         place=f"on the host: {reason}",
-        _opened=opened,
+        opened=opened,
     )
 
 
-def open_together(
-    bundle: Bundle,
-    memory: PlanDevice,
-    open_model: Callable[[ModelEntry, str], PlanEngine],
-    open_sampler: Callable[[], GraphSampler],
-    *,
-    max_batch: int,
-    reason: str,
-) -> Pair:
-    """Engines and sampler over one device, which is closed with the pair, or if one of them cannot be opened.
-
-    Raises:
-        BundleError: a graph or a plan does not fit the manifest.
-        EngineError: the library cannot load it.
-    """
-    manifest, draft = bundle.manifest, None
-    with ExitStack() as undo:
-        undo.callback(memory.close)
-        target = open_model(manifest.target, "target")
-        undo.callback(target.close)
-        if manifest.draft is not None:
-            draft = open_model(manifest.draft, "draft")
-            undo.callback(draft.close)
-        sampler = open_sampler()
-        undo.callback(sampler.close)
-        return Pair(
-            target=target,
-            draft=draft,
-            sampler=MixedSampler(sampler, _host_sampler(bundle, max_batch)),
-            rounds=DeviceRounds(target, draft, sampler),
-            place=f"on the device: {reason}",
-            memory=memory,
-            _opened=undo.pop_all(),
-        )
-
-
-def _host_sampler(bundle: Bundle, max_batch: int) -> CpuSampler:
+def host_sampler(bundle: Bundle, max_batch: int) -> CpuSampler:
+    """Return the host's sampler of a bundle's rows."""
     manifest = bundle.manifest
     return CpuSampler(
         max_batch=max_batch,
@@ -140,13 +96,6 @@ def source_memory(bundle: Bundle, max_batch: int) -> str:
         f"a token of a source takes {each} in a slot, {max_batch} slots of the longest sources "
         f"{most_bytes / 2**20:.0f} MiB"
     )
-
-
-def why_no_graphs(bundle: Bundle) -> str:
-    """Say why a bundle's rounds cannot be sampled on a device; empty where they can."""
-    if (bundle.root / SAMPLER_FOLDER).is_dir():
-        return ""
-    return f"the bundle has no {SAMPLER_FOLDER}/; export it again"
 
 
 def choose_place(wanted: str, *, is_accelerator: bool, missing: str) -> tuple[str, str]:

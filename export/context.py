@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from outrider.engines.memory import size_words, token_bytes
+from outrider.engines.memory.sizes import size_words, token_bytes
 from outrider.export.model_config import UNLIMITED_POSITIONS, ModelConfig
 
 LEAST_CONTEXT = 1024

@@ -19,9 +19,9 @@ from outrider.export.certificate.parity import (
 )
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint
+from outrider.export.exporters import device_graphs
 from outrider.export.gguf.folder import GGUF, KEPT_KINDS, open_weights
 from outrider.export.graph.attention_kinds import has_sinks
-from outrider.export.graph.device_graphs import FLOAT32, derive_device_graphs, drop_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.to_onnx import export_model
@@ -30,7 +30,7 @@ from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.given_text import given_text
-from outrider.export.weights.half_weights import BFLOAT16, HALF_TYPES, store_halves
+from outrider.export.weights.half_weights import BFLOAT16, FLOAT32, HALF_TYPES, store_halves
 from outrider.export.weights.packed.blocks import keep_blocks
 from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.shared_data import share_data
@@ -125,8 +125,9 @@ class _Export:
         self._model_config = part.checkpoint.model_config
         self._sizes = sizes
         self._path = root / part.name / MODEL_FILE
+        self._device_graphs = device_graphs()
         # What accelerators compute in, as far as is known.
-        self._precision = part.precision
+        self._precision = part.precision if self._device_graphs is not None else ""
         self._progress = progress
 
     def run(self) -> tuple[ModelEntry, dict[str, object]]:
@@ -171,7 +172,9 @@ class _Export:
         return self._entry(), certificate
 
     def _why_no_device(self) -> str:
-        """Return why accelerators have no graphs of a model whatever its weights, empty where they have."""
+        """Return why accelerators have no graphs of a model, whatever its weights; empty where they have."""
+        if self._device_graphs is None:
+            return "it was exported without the add-on for accelerators"
         if self._model_config.has_experts:  # see ``make_part``
             return "accelerators would wait for the host to count the rows of experts"
         if has_sinks(self._path):
@@ -215,10 +218,11 @@ class _Export:
         has_trees = sizes.max_tree_nodes > 0
         if has_trees:
             derive_tree_graphs(path)
-        if device:
-            derive_device_graphs(path, device, with_trees=has_trees)
-        else:
-            drop_device_graphs(path)
+        if self._device_graphs is not None:
+            if device:
+                self._device_graphs.derive_device_graphs(path, device, with_trees=has_trees)
+            else:
+                self._device_graphs.drop_device_graphs(path)
         return certify(
             reference,
             path,

@@ -18,16 +18,16 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
-from outrider.engines.device.sampling.tensors import SAMPLER_FOLDER
-from outrider.engines.memory import machine_memory_bytes, size_words
+from outrider.engines.bundle.names import SAMPLER_FOLDER
+from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
+from outrider.export.exporters import sampler_graphs
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.hub import Located
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
-from outrider.export.sampler_graphs import write_sampler_graphs
 from outrider.export.scratch import scratch_folder
 from outrider.export.sources import located
 from outrider.export.vocabulary import check_tokens, prompt_tokenizer, write_texts
@@ -193,13 +193,16 @@ def _write(
     for name, part in parts.items():
         entries[name], certificate[name] = export_part(part, root, sizes, progress)
     target, draft = entries["target"], _beside(root, entries, progress)
-    progress.tell("sampler: writing its graphs")
-    write_sampler_graphs(
-        root / SAMPLER_FOLDER,
-        vocab_size=target.vocab_size,
-        draft_vocab_size=None if draft is None else draft.vocab_size,
-        max_gamma=sizes.max_gamma,
-    )
+    if (sampler := sampler_graphs()) is None:
+        progress.tell("no add-on for accelerators is installed: their graphs are left out")
+    else:
+        progress.tell("sampler: writing its graphs")
+        sampler.write_sampler_graphs(
+            root / SAMPLER_FOLDER,
+            vocab_size=target.vocab_size,
+            draft_vocab_size=None if draft is None else draft.vocab_size,
+            max_gamma=sizes.max_gamma,
+        )
     progress.tell("manifest: hashing files")
     model_config = parts["target"].checkpoint.model_config
     manifest = Manifest(

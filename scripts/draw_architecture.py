@@ -66,7 +66,8 @@ def folder_of(module: str) -> str | None:
     if name is None:
         return None
     parts = [PLACES[name], *module.removeprefix(name).strip(".").split(".")]
-    depth = {"runtime": 3 if parts[1] == "addons" else 2, "scripts": 2}.get(parts[0], 1)
+    is_of_addon = parts[1:2] in (["addons"], ["accelerators"])
+    depth = {"runtime": 2, "scripts": 2}.get(parts[0], 1) + is_of_addon
     folder = "/".join(parts[:depth])
     is_drawn = len(parts) > depth and (ROOT / folder).is_dir()
     return folder if is_drawn and (parts[0] != "scripts" or parts[1] == "lab") else None
@@ -132,7 +133,7 @@ def rings(edges: Mapping[str, set[str]]) -> list[str]:
 
 def ring_of(folder: str) -> str:
     """Return the ring of a folder."""
-    if "/addons/" in folder:
+    if "/addons/" in folder or folder.endswith("/accelerators"):
         return "add-ons"
     return "lab" if folder == "scripts/lab" else "core"
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CONTRACTS = "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.device.rounds"
-ENGINES = (
-    f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.huge_pages engines.bundle "
-    "engines.determinism engines.memory engines.room"
+CONTRACTS = (
+    "engines.base engines.spans engines.trees engines.buffers engines.sampling.base engines.rounds"
 )
-DEVICE = f"{ENGINES} engines.device engines.sampling"
+ENGINES = (
+    f"numpy {CONTRACTS} engines.tree_inputs engines.kv_cache engines.devices engines.bundle "
+    "engines.determinism engines.memory engines.addons engines.backends engines.pair"
+)
 CORE = f"numpy {CONTRACTS} runtime.core runtime.grammar.base"
 GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1 outrider.oip"
 
@@ -22,13 +23,12 @@ GRPC = "grpc_status grpc_health grpc_reflection google outrider.v1 outrider.oip"
 RULES = {
     "engines": ENGINES,
     "engines.jit": "",
-    "engines.pair": DEVICE,
+    "engines.pair": f"{ENGINES} engines.sampling",
     "engines.opening": "*",
     "engines.bundle": CONTRACTS,
     "engines.sampling": f"{CONTRACTS} numpy engines.jit",
-    "engines.device": DEVICE,
-    "engines.onnx": f"{DEVICE} engines.jit",
-    "engines.tensorrt": DEVICE,
+    "engines.onnx": f"{ENGINES} engines.jit",
+    "engines.accelerators": f"{ENGINES} engines.sampling engines.onnx.session",
     "engines.reference": ENGINES,
     "runtime": "",
     "runtime.core": CORE,
@@ -41,27 +41,30 @@ RULES = {
     "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar runtime.prefix_cache "
     "runtime.admission engines.sampling",
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
-    "runtime.serving": f"{ENGINES} {GRPC} engines.opening engines.pair runtime prometheus_client tokenizers",
+    "runtime.serving": f"{ENGINES} {GRPC} engines.opening runtime prometheus_client tokenizers",
     "runtime.serving.security": f"{GRPC} runtime.core runtime.serving.status "
     "runtime.serving.observability.logs prometheus_client",
     "runtime.addons": f"numpy {GRPC} runtime",
     "runtime.offline": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.offline.llm": "runtime outrider.options outrider.outputs outrider.v1 rich",
-    "runtime.verify": f"{ENGINES} engines.opening engines.pair engines.sampling runtime",
+    "runtime.verify": f"{ENGINES} engines.opening engines.sampling runtime",
     "runtime.cli": "*",
     "export": "*",
     "outrider": "google runtime.offline.llm",
     "outrider.testing": "outrider.absent pytest",
+}
+# Add-ons by name: the core finds them by entry points, and nobody but an add-on itself imports it.
+ADDONS = {
+    "accelerators": "engines.accelerators export.accelerators",
+    "kserve": "runtime.addons.kserve",
+    "ray": "runtime.addons.ray",
+    "vllm": "runtime.addons.vllm",
 }
 # Packages that nobody may import but these.
 PRIVATE = {
     "runtime.oracle": "runtime.oracle runtime.offline runtime.verify export",
     "runtime.serving": "runtime.serving runtime.offline runtime.verify runtime.addons runtime.cli",
     "runtime.offline": "runtime.offline runtime.cli outrider",
-    "runtime.addons": "runtime.addons",
-    "runtime.addons.kserve": "runtime.addons.kserve",
-    "runtime.addons.vllm": "runtime.addons.vllm",
-    "runtime.addons.ray": "runtime.addons.ray",
     "runtime.verify": "runtime.verify runtime.cli",
     "runtime.cli": "runtime.cli",
     "export": "export runtime.cli",
@@ -77,10 +80,10 @@ HEAVY = {
     "onnx": "export",
     "onnxscript": "export",
     "onnx_ir": "export",
-    "onnxruntime": "engines.onnx",
+    "onnxruntime": "engines.onnx engines.accelerators.onnx",
     "sentencepiece": "export.tokenizers",
-    "tensorrt": "engines.tensorrt export.tensorrt",
-    "cuda": "engines.device.cuda engines.device.sampling.kernels.compiled",
+    "tensorrt": ADDONS["accelerators"],
+    "cuda": "engines.accelerators.device",
     "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
     "grpc": "runtime.serving runtime.addons outrider",
     "ray": "runtime.addons.ray.app runtime.addons.ray.router",
@@ -96,9 +99,9 @@ HEAVY = {
 }
 # Imports inside functions: what costs seconds to load, or may be missing.
 LAZY = (
-    "engines.opening engines.tensorrt.api engines.bundle.signatures export runtime.cli "
-    "runtime.grammar.library runtime.serving.security runtime.serving.http.factory runtime.addons.vllm.opening "
-    "runtime.serving.observability.tracing outrider"
+    "engines.opening engines.accelerators.backends engines.accelerators.tensorrt.api engines.bundle.signatures export "
+    "runtime.cli runtime.grammar.library runtime.serving.security runtime.serving.http.factory "
+    "runtime.addons.vllm.opening runtime.serving.observability.tracing outrider"
 )
 # The client names it, and is installed without it.
 ABSENT = "runtime.offline.llm"
@@ -164,6 +167,9 @@ def lazy_imports(tree: ast.Module) -> set[ast.AST]:
 
 def offence(module: str, name: str) -> str | None:
     top = name.split(".")[0]
+    for addon, folders in ADDONS.items():
+        if is_under(name, folders) and not is_under(module, folders):
+            return f"nobody imports the add-on {addon}"
     for private, friends in PRIVATE.items():
         if is_under(name, private) and not is_under(module, friends):
             return f"only {friends or 'nobody'} may import {private}"
@@ -317,6 +323,16 @@ def test_the_table_is_short() -> None:
         ("runtime.serving.server", "import outrider.export.pipeline", "may import export"),
         ("runtime.serving.server", "def f():\n    import outrider.engines.opening", "2: imports"),
         ("engines.base", "import outrider.engines.opening", "imports engines.opening"),
+        (
+            "engines.opening",
+            "def f():\n    from outrider.engines.accelerators.backends import CudaBackend",
+            "nobody imports the add-on accelerators",
+        ),
+        (
+            "runtime.addons.kserve.service",
+            "import outrider.runtime.addons.vllm.wire",
+            "nobody imports the add-on vllm",
+        ),
         ("engines.kv_cache", "import onnxruntime", "onnxruntime belongs in"),
         ("export.certificate.parity", "import tests.conftest", "nobody"),
         (

@@ -35,7 +35,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     "T3 the coin at the ratio": {
         ORACLE: ("test_the_coin_at_the_ratio_itself_rejects",),
         SAMPLER: ("test_the_coin_at_the_ratio_itself_rejects",),
-        "engines/device/test_sampler_laws": ("test_the_coin_at_the_ratio_itself_rejects",),
+        "engines/accelerators/device/test_sampler_laws": ("test_the_coin_at_the_ratio_itself_rejects",),
     },
     "T4 a coin of zero": {
         ORACLE: ("test_a_coin_of_zero_does_not_keep_an_impossible_token",),
@@ -277,10 +277,10 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sources on a device": {
         "engines/source_contract": ("test_sources_read_together_answer_as_alone",),
-        "engines/onnx/test_device_sources": ("test_nan_left_by_a_longer_source_is_never_read",),
-        "engines/onnx/test_device_source_mutations": ("test_a_mistake_is_caught",),
-        "engines/device/test_emulated_sources": ("test_answers_are_those_of_the_cpu",),
-        "export/graph/test_device_encode": (
+        "engines/accelerators/onnx/test_device_sources": ("test_nan_left_by_a_longer_source_is_never_read",),
+        "engines/accelerators/onnx/test_device_source_mutations": ("test_a_mistake_is_caught",),
+        "engines/accelerators/device/test_emulated_sources": ("test_answers_are_those_of_the_cpu",),
+        "export/accelerators/test_device_encode": (
             "test_they_lose_in_16_bits_at_most_twice_what_pytorch_does",
             "test_lengths_of_sources_are_read_as_they_are_given",
         ),
@@ -292,7 +292,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_a_prompt_is_copied_to_the_draft_no_sooner_than_it_would_be_fed",
             "test_both_models_read_the_prompt_once",
         ),
-        "runtime/loop/test_ahead": (
+        "engines/accelerators/loop/test_ahead": (
             "test_completions_of_one_prompt_are_those_of_their_own_seeds",
         ),
     },

@@ -134,7 +134,7 @@ def test_names_of_our_modules_are_the_installed_ones(document: str):
     text = read(document)
     assert not re.findall(r"`((?:engines|runtime|export)\.[a-z][\w.]*)`", text)
     for name in re.findall(r"\boutrider((?:\.[a-z_]\w*)+)", text):
-        if name in (".drafters", ".protocols"):  # groups of entry points
+        if name in (".drafters", ".exporters", ".protocols"):  # groups of entry points
             continue
         top, *parts = name.removeprefix(".").split(".")
         found = ROOT / top if (ROOT / top).is_dir() else ROOT / "proto" / "outrider" / top

@@ -56,6 +56,11 @@ def cross_present_names(num_layers: int) -> tuple[str, ...]:
     return tuple(f"new_{name}" for name in cross_past_names(num_layers))
 
 
+def is_source_cache(name: str) -> bool:
+    """Return whether a graph's input or output of this name is a cache of sources."""
+    return name.startswith(("cross_key.", "cross_value.", "new_cross_key.", "new_cross_value."))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceEntry:
     """The encoder of one model of a bundle.

@@ -18,6 +18,8 @@ KEEP_PATH_FILE = "keep_path.onnx"
 DEVICE_FILE = "device.onnx"
 DEVICE_TREE_FILE = "device_tree.onnx"
 DEVICE_KEEP_PATH_FILE = "device_keep_path.onnx"
+# The sampler's graphs, for accelerators.
+SAMPLER_FOLDER = "sampler"
 DEVICE_FILES = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
 
 TOKENS = "tokens"
@@ -80,3 +82,8 @@ def present_names(num_layers: int) -> tuple[str, ...]:
     """Return the outputs of all caches, each bound to the memory of its like in ``past_names``."""
     names = (new_key_name, new_value_name)
     return tuple(name(layer) for layer in range(num_layers) for name in names)
+
+
+def is_cache(name: str) -> bool:
+    """Return whether a graph's input or output of this name is a cache."""
+    return name.startswith(("key.", "value.", "new_key.", "new_value."))

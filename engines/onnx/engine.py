@@ -1,4 +1,4 @@
-"""Models on ONNX Runtime's CPU provider; ``engines.onnx.device_plan`` has the others.
+"""Models on ONNX Runtime's CPU provider; the add-on ``engines.accelerators`` has the others.
 
 The cache's memory is bound both as the graph's past and as its present, so that a step writes its
 few new keys and values in place. What a call costs beside the graph is Python, so everything that
@@ -41,8 +41,8 @@ from outrider.engines.base import (
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import GROUPED_FILE
-from outrider.engines.huge_pages import HugePages
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
+from outrider.engines.memory.huge_pages import HugePages
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
 from outrider.engines.onnx.calls import OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape

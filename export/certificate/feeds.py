@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
-from outrider.engines.bundle.encoder_decoder import SOURCE, SOURCE_LENGTH
+from outrider.engines.bundle.encoder_decoder import SOURCE, SOURCE_LENGTH, is_source_cache
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.export.model_config import ModelConfig
-from outrider.export.weights.half_products import is_cache, is_source_cache
 
 # Of caches beyond what was written.
 _UNREAD = 7.0
@@ -60,7 +59,7 @@ class GraphFeeds:
 
         They hold no zeros: a graph must not see what lies beyond a row's length.
         """
-        return self._unread(is_cache, batch, capacity)
+        return self._unread(names.is_cache, batch, capacity)
 
     def source_caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
         """Return caches of sources [B, H, Sx, D] float32 likewise; none for a decoder-only model."""

@@ -4,8 +4,7 @@
 ``ancestors``; attention to a source stays as it is. It reads each head of the cache once
 (``export.graph.grouped_heads``), for the CPU. It is derived after all other passes, so it has the same fusions and
 quantisation and reads the same weights from the same data file. ``keep_path.onnx`` copies the cache rows of a kept path
-into place. Those of accelerators are derived by ``export.graph.device_graphs`` and ``export.tensorrt.trees``, with what
-is here.
+into place. Those of accelerators are derived by the add-on ``export.accelerators``, with what is here.
 
 Requires of ``model.onnx``: a value ``kv_export.POSITIONS_VALUE`` and Attention nodes that are
 causal with lengths. Ensures standard operators only, no weight stored twice.
@@ -25,7 +24,6 @@ from outrider.export.graph.grouped_heads import give_mask, give_positions, group
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.position_tables import span_positions, value_named
 from outrider.export.graph.tracing.stack_tables import KEY_POSITIONS_VALUE
-from outrider.export.weights.half_products import is_cache
 
 _OPSET = 24
 
@@ -134,7 +132,9 @@ def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:
     The caches are those of ``model``, of type ``kind``.
     """
     caches = {
-        value.name: value.shape for value in model.inputs if value.name and is_cache(value.name)
+        value.name: value.shape
+        for value in model.inputs
+        if value.name and names.is_cache(value.name)
     }
     tape = ir.tape.Tape()
     start = _input(names.START, ir.DataType.INT64, ["batch"])

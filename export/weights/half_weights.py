@@ -18,7 +18,7 @@ from outrider.export.graph.position_tables import is_position_table
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
 
-FLOAT16, BFLOAT16 = "float16", "bfloat16"
+FLOAT32, FLOAT16, BFLOAT16 = "float32", "float16", "bfloat16"
 HALF_TYPES = {FLOAT16: ir.DataType.FLOAT16, BFLOAT16: ir.DataType.BFLOAT16}
 """Kinds of weights in 16 bits, and their types."""
 

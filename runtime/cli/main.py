@@ -98,10 +98,12 @@ def build(
     """Build TensorRT plans of a bundle's graphs into the bundle."""
     end_on_sigterm()
     with refusals():
-        from outrider.export.tensorrt.build import BuildOptions, build_plans
+        from outrider.export.exporters import plan_builder
         from outrider.runtime.cli.progress import BuildProgress
 
-    options = BuildOptions(
+        plans = plan_builder()
+
+    options = plans.BuildOptions(
         flavour=flavour,
         compute_capabilities=tuple(compute_capability or ()),
         precision=precision,
@@ -112,7 +114,7 @@ def build(
         timing_cache=timing_cache or Path(typer.get_app_dir("outrider")) / "timing.cache",
     )
     with refusals(), BuildProgress() as progress:
-        built = build_plans(bundle, options, report=progress.report)
+        built = plans.build_plans(bundle, options, report=progress.report)
     for plan in built.manifest.plans:
         size = built.manifest.files[plan.path].size
         typer.echo(f"{plan.path}  {size / 2**20:.1f} MiB")

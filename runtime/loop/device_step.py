@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from outrider.engines.base import EngineError, step_value
-from outrider.engines.device.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds
+from outrider.engines.rounds import DraftError, Round, RoundAnswer, RoundRow, Rounds
 from outrider.engines.sampling.base import Verdict
 from outrider.runtime.core.request import Request
 from outrider.runtime.drafters.base import Draft, DraftRow

@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from outrider.engines.base import Engine, EngineError, FloatArray, Source, Span
-from outrider.engines.device.rounds import do_nothing
+from outrider.engines.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler, Verdict
 from outrider.engines.sampling.draws import in_place, raw_logprobs
 from outrider.runtime.core.bisect_failures import bisect_failures

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine
-from outrider.engines.device.rounds import Rounds, do_nothing
+from outrider.engines.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from outrider.engines.device.rounds import do_nothing
+from outrider.engines.rounds import do_nothing
 from outrider.runtime.admission.request_factory import RequestFactory
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import (

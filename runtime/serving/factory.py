@@ -18,13 +18,13 @@ from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
-from outrider.engines.device.rounds import do_nothing
 from outrider.engines.devices import CPU, CUDA, parse_device
-from outrider.engines.huge_pages import use_everywhere
-from outrider.engines.memory import machine_memory_bytes
+from outrider.engines.memory.huge_pages import use_everywhere
+from outrider.engines.memory.room import fit_memory
+from outrider.engines.memory.sizes import machine_memory_bytes
 from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
-from outrider.engines.room import fit_memory
+from outrider.engines.rounds import do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.calibration.store import load_or_measure, table_name

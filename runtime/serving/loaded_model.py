@@ -11,7 +11,7 @@ from typing import Protocol
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.encoder_decoder import LANGUAGE
 from outrider.engines.determinism import BitEquality
-from outrider.engines.device.rounds import do_nothing
+from outrider.engines.rounds import do_nothing
 from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import RequestSpec

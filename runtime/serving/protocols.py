@@ -5,8 +5,7 @@ Each is an entry point of the group ``outrider.protocols``: a function of a ``Se
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
-
+from outrider.engines.addons import NotInstalledError, load_addon
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.readiness import ServerState, Service
 from outrider.runtime.serving.settings import ServeOptions
@@ -30,13 +29,10 @@ def open_protocol(name: str, readiness: ServerState) -> Service:
     Raises:
         ConfigError: it is not installed, or a library of it is not.
     """
-    found = entry_points(group=GROUP, name=name)
-    if not found:
-        raise ConfigError(name, f"is not installed: no distribution has it in {GROUP}")
-    if len(found) > 1:
-        raise ConfigError(name, f"must be one distribution's: {len(found)} have it in {GROUP}")
     try:
-        make = next(iter(found)).load()
+        make = load_addon(GROUP, name)
+    except NotInstalledError as error:
+        raise ConfigError(name, error.rule) from error
     except ImportError as error:
         raise ConfigError(name, f"is not installed: {error}") from error
     service: Service = make(readiness)

@@ -42,7 +42,7 @@ from scripts.gpu.times import time_shapes
 from scripts.lab.widen.widen import PAIRS
 from scripts.tools.results import ROOT
 
-CONTRACT = ROOT / "tests" / "engines" / "device" / "contract.py"
+CONTRACT = ROOT / "tests" / "engines" / "accelerators" / "device" / "contract.py"
 CONTRACT_SLOTS = 3
 # Texts that are teacher-forced, and tokens of each.
 PARITY_PROMPTS, PARITY_TOKENS = 50, 128

@@ -19,10 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import typer
-from outrider.engines.device.base import HostDevice, PlanDevice
-from outrider.engines.device.sampling import tensors as names
-from outrider.engines.device.sampling.kernels.graphs import Kernels, open_kernel_sampler
-from outrider.engines.device.sampling.tensors import Count, Rule, Setting
+from outrider.engines.accelerators.device.base import HostDevice, PlanDevice
+from outrider.engines.accelerators.device.sampling import tensors as names
+from outrider.engines.accelerators.device.sampling.kernels.graphs import (
+    Kernels,
+    open_kernel_sampler,
+)
+from outrider.engines.accelerators.device.sampling.tensors import Count, Rule, Setting
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 
 app = typer.Typer()
@@ -195,8 +198,8 @@ def write(file: Path) -> None:
 @app.command()
 def compare(file: Path) -> None:
     """Compare them with a GPU's, and time its kernels; exit code 1 where a digest differs."""
-    from outrider.engines.device.cuda import CudaDevice
-    from outrider.engines.device.sampling.kernels.compiled import CudaKernels
+    from outrider.engines.accelerators.device.cuda import CudaDevice
+    from outrider.engines.accelerators.device.sampling.kernels.compiled import CudaKernels
 
     device = CudaDevice()
     is_equal = True

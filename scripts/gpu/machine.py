@@ -15,10 +15,16 @@ import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper
+from outrider.engines.accelerators.device.base import (
+    Call,
+    DeviceTensor,
+    HostDevice,
+    PlanDevice,
+    Rows,
+)
+from outrider.engines.accelerators.onnx.bound_session import BoundSession
 from outrider.engines.base import EngineError
-from outrider.engines.device.base import Call, DeviceTensor, HostDevice, PlanDevice, Rows
 from outrider.engines.devices import CPU, CUDA, Device
-from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session, why_unavailable
 
 from scripts.tools.results import installed_versions
@@ -54,7 +60,7 @@ def open_memory(device: Device) -> PlanDevice:
     """The memory and stream of a device."""
     if device.kind == CPU:
         return HostDevice()
-    from outrider.engines.device.cuda import CudaDevice
+    from outrider.engines.accelerators.device.cuda import CudaDevice
 
     return CudaDevice(device.index)
 
@@ -171,7 +177,7 @@ def describe_machine(device: Device) -> dict[str, str]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if device.kind != CPU:
-        from outrider.engines.device.cuda import compute_capability, device_name
+        from outrider.engines.accelerators.device.cuda import compute_capability, device_name
 
         capability = compute_capability(device.index)
         text_config["gpu"] = f"{device_name(device.index)} (compute capability {capability})"
@@ -181,7 +187,7 @@ def describe_machine(device: Device) -> dict[str, str]:
 
 
 def _tensorrt_facts() -> dict[str, str]:
-    from outrider.engines.tensorrt.api import installed_apis
+    from outrider.engines.accelerators.tensorrt.api import installed_apis
 
     try:
         apis = installed_apis()

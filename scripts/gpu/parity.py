@@ -11,10 +11,10 @@ from typing import Literal
 
 import numpy as np
 import torch
+from outrider.engines.accelerators.device.engine import PlanEngine
 from outrider.engines.base import Engine, FloatArray, Span
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import TOKENIZER_FILE
-from outrider.engines.device.engine import PlanEngine
 from outrider.engines.opening import open_engine
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 from transformers import AutoModelForCausalLM

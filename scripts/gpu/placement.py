@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from outrider.engines.accelerators.device.sampling.tensors import NUM_ANSWERS
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.device.sampling.tensors import NUM_ANSWERS, SAMPLER_FOLDER
+from outrider.engines.bundle.names import SAMPLER_FOLDER
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
 
@@ -85,7 +86,7 @@ def place_bundle(bundle: Bundle, device: StubDevice, seen: set[bytes]) -> Iterat
 
 def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> tuple[list[Path], str]:
     """Return the graphs that the engine opens of a model, up to the first that it refuses, and why it does."""
-    from outrider.engines.onnx.device_plan import open_on_device
+    from outrider.engines.accelerators.onnx.device_plan import open_on_device
 
     from scripts.gpu.stubs.provider import watching
 

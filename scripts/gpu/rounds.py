@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from outrider.engines.accelerators.device.pair_rounds import DeviceRounds
 from outrider.engines.base import SpeculativeError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.opening import open_pair
@@ -59,13 +60,14 @@ def check_rounds(
         on_device = open_pair(bundle, device=device, sampler=DEVICE, **given)
     except SpeculativeError as error:
         return RoundsCheck(missing=str(error))
-    assert on_device.memory is not None
+    rounds = on_device.rounds
+    assert isinstance(rounds, DeviceRounds)
     prompts = _prompts(on_device, num_prompts)
     batch = on_device.target.limits.max_batch
     gamma = min(GAMMA, bundle.manifest.max_gamma)
     sizes = {"gamma": gamma, "num_tokens": num_tokens, "batch": batch}
     serve(bundle, on_device, prompts, **sizes)
-    traffic = on_device.memory.traffic
+    traffic = rounds.device.traffic
     before = (traffic.num_to_host, traffic.num_waits)
     found = serve(bundle, on_device, prompts, **sizes)
     copies, waits = (traffic.num_to_host - before[0], traffic.num_waits - before[1])

@@ -10,11 +10,11 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from outrider.engines.accelerators.device.engine import PlanEngine
+from outrider.engines.accelerators.device.tensors import CACHE_DTYPES
 from outrider.engines.base import Engine, Span
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.device.engine import PlanEngine
-from outrider.engines.device.tensors import CACHE_DTYPES
 from outrider.engines.pair import Pair
 
 from scripts.gpu.machine import Rates, per_call_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import onnxruntime
-import outrider.engines.device.cuda
-import outrider.engines.device.sampling.kernels.compiled
+import outrider.engines.accelerators.device.cuda
+import outrider.engines.accelerators.device.sampling.kernels.compiled
+import outrider.engines.accelerators.tensorrt.api
 import outrider.engines.onnx.session
-import outrider.engines.tensorrt.api
-import outrider.export.tensorrt.build
+import outrider.export.accelerators.tensorrt.build
 import pytest
-from outrider.engines.device.cuda import CudaDevice
+from outrider.engines.accelerators.device.cuda import CudaDevice
 
 from tests.emulation import tensorrt_runtime
 from tests.emulation.cuda_provider import CPU_PROVIDER, CUDA_PROVIDER, cuda_session
@@ -41,21 +41,25 @@ def emulate(
             given = tuple(arguments)
             cuda.enqueue(self._stream, lambda: HostKernels.launch(self, name, width, height, given))
 
-    patch.setattr(outrider.engines.device.sampling.kernels.compiled, "CudaKernels", Kernels)
+    patch.setattr(
+        outrider.engines.accelerators.device.sampling.kernels.compiled, "CudaKernels", Kernels
+    )
     missing = "" if has_kernels else "no compiler here"
     patch.setattr(
-        outrider.engines.device.sampling.kernels.compiled,
+        outrider.engines.accelerators.device.sampling.kernels.compiled,
         "why_no_compiler",
         lambda capability: missing,
     )
     trt = emulated_tensorrt(cuda)
-    patch.setattr(outrider.engines.device.cuda, "cudart", cuda)
+    patch.setattr(outrider.engines.accelerators.device.cuda, "cudart", cuda)
     patch.setattr(
-        outrider.engines.tensorrt.api,
+        outrider.engines.accelerators.tensorrt.api,
         "_import_first",
         lambda names: trt if "tensorrt_rtx_bindings" in names else None,
     )
-    patch.setattr(outrider.export.tensorrt.build, "build_plan", tensorrt_runtime.build_plan)
+    patch.setattr(
+        outrider.export.accelerators.tensorrt.build, "build_plan", tensorrt_runtime.build_plan
+    )
     patch.setattr(onnxruntime, "InferenceSession", cuda_session(cuda))
     providers = [*([CUDA_PROVIDER] if has_provider else []), CPU_PROVIDER]
     patch.setattr(outrider.engines.onnx.session, "why_not_loadable", lambda: "")

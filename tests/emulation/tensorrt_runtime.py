@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from outrider.engines.accelerators.tensorrt.api import TensorRtApi, find_api
 from outrider.engines.onnx.session import open_session
-from outrider.engines.tensorrt.api import TensorRtApi, find_api
-from outrider.export.tensorrt.network import PlanJob, Report, _input_shapes
+from outrider.export.accelerators.tensorrt.network import PlanJob, Report, _input_shapes
 
 from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 

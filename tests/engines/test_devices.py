@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +6,6 @@ from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.devices import Choice, Device, choose, parse_device
 from outrider.engines.opening import choose_device, open_engine
-
-ROOT = Path(__file__).parents[2]
 
 
 def probes(**missing: str) -> dict[str, Callable[[int], str]]:
@@ -75,15 +71,3 @@ def test_auto_serves_a_bundle_without_plans_from_what_there_is(tiny_bundle: Path
     assert choice.device.kind in ("cpu", "cuda")
     assert "tensorrt" in choice.reason
     assert open_engine(bundle, "target", device="auto").limits.vocab_size == 512
-
-
-def test_what_serves_plans_needs_no_onnxruntime() -> None:
-    """With plans of the sampler's graphs TensorRT serves alone."""
-    code = (
-        "import sys; sys.modules['onnxruntime'] = None\n"
-        "import outrider.engines.tensorrt.engine, outrider.engines.tensorrt.sampler\n"
-        "from outrider.engines import opening\n"
-        "print(opening._why_no_cuda(0))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert found.stdout.strip() == "onnxruntime is not installed", found.stderr

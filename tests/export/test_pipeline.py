@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import onnx
 import pytest
+from outrider.engines.accelerators.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.names import DEVICE_FILE, LOGITS
-from outrider.engines.device.sampling.tensors import Variant, judge_file, propose_file
-from outrider.export import part
-from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.export.accelerators import device_graphs
+from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.factory import load_model
@@ -130,7 +130,7 @@ def test_where_a_graph_in_halves_strays_accelerators_compute_in_float32(
     whole = export_small(weights="float16", progress=stages.append)
     assert whole.manifest.target.device_precision == "float16"
     assert not [stage for stage in stages if "float32" in stage]
-    monkeypatch.setattr(part, "derive_device_graphs", derive_and_spoil)
+    monkeypatch.setattr(device_graphs, "derive_device_graphs", derive_and_spoil)
     spoilt = export_small(
         out=whole.root.with_name("spoilt"), weights="float16", progress=stages.append
     )

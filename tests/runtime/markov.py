@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 from outrider.engines.base import Engine, EngineLimits, FloatArray
-from outrider.engines.device.rounds import do_nothing
 from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.engines.rounds import do_nothing
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig

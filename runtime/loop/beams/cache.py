@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine, FloatArray, Source, Span
-from outrider.engines.device.rounds import do_nothing
+from outrider.engines.rounds import do_nothing
 
 Tail = tuple[int, ...]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.engines.base import Engine, EngineError, FloatArray
-from outrider.engines.device.rounds import do_nothing
+from outrider.engines.rounds import do_nothing
 from outrider.engines.sampling.base import Continuations
 from outrider.runtime.core.bisect_failures import bisect_failures
 from outrider.runtime.core.events import Finished

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from outrider.engines.accelerators.device.base import Call, DeviceTensor, HostDevice
+from outrider.engines.accelerators.onnx.bound_session import BoundSession
 from outrider.engines.base import EngineError
-from outrider.engines.device.base import Call, DeviceTensor, HostDevice
-from outrider.engines.onnx.bound_session import BoundSession
 from outrider.engines.onnx.session import open_session
 
 from scripts.tools.library_log import WARNINGS, log_of_libraries, num_memcpys, sessions_made_by

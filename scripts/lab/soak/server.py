@@ -16,7 +16,6 @@ from typing import IO
 from scripts.tools.results import ROOT
 
 STOP_LIMIT_S = 60.0
-COMMAND = "outrider.runtime.cli"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +26,9 @@ class ServerProcess:
     address: str
 
 
-def outrider(*arguments: str, module: str = COMMAND) -> list[str]:
+def outrider(*arguments: str) -> list[str]:
     """Return the command line of an ``outrider`` subcommand in this environment."""
-    return [sys.executable, "-m", module, *arguments]
+    return [sys.executable, "-m", "outrider.runtime.cli", *arguments]
 
 
 def wait_for_port(server: subprocess.Popen[bytes], port_file: Path) -> int:
@@ -49,7 +48,6 @@ def start_server(
     bundle: Path,
     port_file: Path,
     *options: str,
-    module: str = COMMAND,
     log: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a process that serves a bundle and writes its port; of options given twice, the later counts.
@@ -58,26 +56,24 @@ def start_server(
         bundle: folder to serve.
         port_file: to be written.
         options: further options of ``outrider serve``.
-        module: that has the command.
         log: gets standard error; None leaves it where it is.
     """
     command = outrider(
         "serve", str(bundle.resolve()), "--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0",
-        *options, module=module,
+        *options,
     )  # fmt: skip
     return subprocess.Popen(command, cwd=ROOT, stderr=log)
 
 
 @contextmanager
 def running_server(
-    bundle: Path, *options: str, module: str = COMMAND, log: IO[bytes] | None = None
+    bundle: Path, *options: str, log: IO[bytes] | None = None
 ) -> Iterator[ServerProcess]:
     """Serve a bundle on a free port while the block runs, then drain it with SIGTERM.
 
     Args:
         bundle: folder to serve.
         options: further options of ``outrider serve``.
-        module: as of ``start_server``.
         log: likewise.
 
     Raises:
@@ -85,7 +81,7 @@ def running_server(
     """
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "port"
-        process = start_server(bundle, port_file, *options, module=module, log=log)
+        process = start_server(bundle, port_file, *options, log=log)
         try:
             yield ServerProcess(process.pid, f"localhost:{wait_for_port(process, port_file)}")
         finally:

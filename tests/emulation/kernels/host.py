@@ -17,7 +17,7 @@ from outrider.engines.base import EngineError
 from scripts.tools.results import ROOT
 
 _HERE = Path(__file__).parent
-_SOURCE = ROOT / "engines" / "device" / "sampling" / "kernels" / "sampler.cu"
+_SOURCE = ROOT / "engines" / "accelerators" / "device" / "sampling" / "kernels" / "sampler.cu"
 _PARTS = (_SOURCE, _HERE / "cuda_on_cpu.h", _HERE / "on_cpu.cpp")
 # As NVIDIA's compiler is told: no contraction of floating point.
 _OPTIONS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
@@ -47,7 +47,7 @@ def library(threads: int = 64, *, source: Path = _SOURCE, options: tuple[str, ..
 
 
 class HostKernels:
-    """Implements ``engines.device.sampling.kernels.graphs.Kernels`` over the host's memory.
+    """Implements ``engines.accelerators.device.sampling.kernels.graphs.Kernels`` over the host's memory.
 
     ``order`` chooses the order in which threads go on: 0 as numbered, 1 backwards, any other at random.
     """

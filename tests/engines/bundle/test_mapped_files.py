@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.base import BundleError, Engine, EngineError, Span
+from outrider.engines.base import BundleError, Engine, Span
 from outrider.engines.bundle import mapped_files
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.mapped_files import free_bytes, still_mapped, take_mapped
-from outrider.engines.device.sampling.sampler import GraphSampler
-from outrider.engines.opening import open_engine, open_pair
+from outrider.engines.opening import open_engine
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what is mapped")
 CHAIN = Span(slot=0, start=0, tokens=(3, 5, 7, 9), num_logits=4)
@@ -93,24 +92,6 @@ def test_a_file_changed_between_hash_and_load_is_refused(
     monkeypatch.setattr("outrider.engines.bundle.bundle.take_mapped", change_and_take)
     with pytest.raises(BundleError, match=rf"target/{name}: changed after it was hashed"):
         open_engine(bundle, "target", with_trees=True)
-
-
-def test_the_samplers_graphs_are_those_that_were_hashed_whenever_they_are_loaded(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A graph is loaded when it is first used; the folder is overwritten before that."""
-    opened = []
-    monkeypatch.setattr(GraphSampler, "__init__", lambda self, graphs, **_: opened.append(graphs))
-    pair = open_pair(bundle, sampler="device")
-    (graphs,) = opened
-    files = [path.name for path in (bundle.root / "sampler").iterdir()]
-    for file in files:
-        (bundle.root / "sampler" / file).write_bytes(b"no graph")
-    assert len([graphs.open_graph(file).outputs for file in files]) == len(files) > 3
-    with pytest.raises(EngineError, match="no such sampler graph"):
-        graphs.open_graph("other.onnx")
-    for engine in (pair.target, pair.draft):
-        engine.close()
 
 
 @linux

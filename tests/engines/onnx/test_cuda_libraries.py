@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 from outrider.engines.onnx import cuda_libraries
 from outrider.engines.onnx.session import open_session, why_unavailable
-from outrider.export.sampler_graphs.builder import FLOAT, INT64, Graph
+from outrider.export.accelerators.sampler_graphs.builder import FLOAT, INT64, Graph
 
 ROOT = Path(__file__).parents[3]
 RunOnStubs = Callable[..., subprocess.CompletedProcess[str]]

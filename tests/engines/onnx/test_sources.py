@@ -7,9 +7,7 @@ import pytest
 from outrider.engines.base import BundleError, EngineError, EngineLimits
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.determinism import has_equal_bits
-from outrider.engines.device.base import HostDevice
 from outrider.engines.kv_cache import source_capacities, zeros
-from outrider.engines.onnx.device_plan import open_on_device
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine
 from outrider.engines.pair import source_memory
@@ -329,9 +327,3 @@ def test_a_decoder_alone_reads_nothing(tmp_path: Path) -> None:
     ):
         with pytest.raises(EngineError, match="no encoder"):
             refused()
-
-
-def test_a_bundle_of_before_accelerators_read_sources_is_refused_there(bundle: Bundle) -> None:
-    reason = r"target: no device\.onnx; export the bundle again"
-    with pytest.raises(BundleError, match=reason):
-        open_on_device(bundle, bundle.manifest.target, HostDevice(), runs_device_graphs=True)

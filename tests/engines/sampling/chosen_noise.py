@@ -10,7 +10,11 @@ from __future__ import annotations
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from outrider.engines.sampling.noise import CounterNoise
+
+# Of overlaps, which samplers sum in other orders.
+MAX_ERROR = 1e-6
 
 
 class NeedsDrawError(BaseException):
@@ -118,3 +122,31 @@ def _cut(run, values, low, high, kind):
         else:
             high = middle
     return (low + high) / 2
+
+
+class TableNoise:
+    """A ``NoiseSource`` that looks its uniforms up by (seed, purpose, position)."""
+
+    def __init__(self):
+        self.tables = []
+
+    def uniform(self, seed, *, purpose, position, round_start):
+        return self.tables[seed].get((purpose, position), 0.5)
+
+    def exponentials(self, seed, position, size):
+        return CounterNoise().exponentials(seed, position, size)
+
+
+def logits_of(*rows):
+    """[R, V] float32 logits of probability rows."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.array(rows)).astype(np.float32)
+
+
+def same(one, other):
+    """Whether two verdicts agree, overlaps up to rounding."""
+    return (one.num_accepted, one.next_token, one.num_fallbacks) == (
+        other.num_accepted,
+        other.next_token,
+        other.num_fallbacks,
+    ) and one.overlaps == pytest.approx(other.overlaps, abs=MAX_ERROR)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 
-from tests.engines.device.device_laws import same
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import same
 from tests.engines.sampling.reference_sampler import ReferenceSampler
 
 VOCAB_SIZE, NUM_SEEDS = 8, 20

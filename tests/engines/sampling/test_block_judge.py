@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from outrider.engines.base import EngineError
-from outrider.engines.device.sampling.rows import Shape, Variant, describe, describe_judgement
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
 
-from tests.engines.rows import row_for
 from tests.engines.sampling.test_cpu_sampler import (
     HALVES,
     LENIENT,
@@ -171,14 +166,6 @@ def test_coins_and_the_next_draw_have_their_own_addresses():
         (Purpose.ACCEPT, 1, 1),
         (Purpose.RECOVER, 1, 1),
     ]
-
-
-def test_the_samplers_graphs_refuse_it_by_name():
-    shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=2)
-    row = replace(row_for((0,)), is_sampled_draft=True, verifies_block=True)
-    feeds = describe([row], shape, Variant.PLAIN, has_lists=False)
-    with pytest.raises(EngineError, match="blocks"):
-        describe_judgement(feeds, [row], shape, CounterNoise(), np.array([1]))
 
 
 def test_more_tokens_are_kept_than_token_by_token():

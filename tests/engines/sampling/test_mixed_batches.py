@@ -8,11 +8,12 @@ import pytest
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.noise import CounterNoise, Purpose
 
-from tests.engines.device.device_laws import TableNoise, logits_of
 from tests.engines.rows import row_for
+from tests.engines.sampling.chosen_noise import TableNoise, logits_of
 from tests.engines.sampling.mixed_batches import NUM_SEEDS, VOCAB_SIZE, check_mixed_batch
 
 MAX_GAMMA = 4
+MASSES = (1e-3, 1e-4, 1e-5)
 
 
 def host(noise=None, vocab_size=VOCAB_SIZE):
@@ -25,13 +26,10 @@ def check_host_by_steps():
 
 
 @pytest.mark.parametrize("seed", range(NUM_SEEDS))
-@pytest.mark.parametrize("kind", ["graphs", "compiled", "by steps"])
-def test_mixed_batches_are_answered_as_the_oracle_answers_them(kind, seed, loaded):
-    if kind == "graphs":
-        check_mixed_batch(loaded(VOCAB_SIZE)[1], seed)
-    else:
-        noise = CounterNoise() if kind == "by steps" else None
-        check_mixed_batch(host(noise), seed, draws_by_rank=True, has_sigma=seed % 2 > 0)
+@pytest.mark.parametrize("kind", ["compiled", "by steps"])
+def test_mixed_batches_are_answered_as_the_oracle_answers_them(kind, seed):
+    noise = CounterNoise() if kind == "by steps" else None
+    check_mixed_batch(host(noise), seed, draws_by_rank=True, has_sigma=seed % 2 > 0)
 
 
 def check_small_residual(sampler, noise, mass):
@@ -47,16 +45,7 @@ def check_small_residual(sampler, noise, mass):
     assert (verdict.num_accepted, verdict.next_token, verdict.num_fallbacks) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("kind", ["graphs", "by steps"])
-@pytest.mark.parametrize("mass", [1e-3, 1e-4, 1e-5])
-def test_a_residual_of_a_hundred_thousandth_is_drawn_from(kind, mass, loaded):
+@pytest.mark.parametrize("mass", MASSES)
+def test_a_residual_of_a_hundred_thousandth_is_drawn_from(mass):
     noise = TableNoise()
-    if kind == "by steps":
-        check_small_residual(host(noise, 4), noise, mass)
-        return
-    switch, sampler = loaded(4)
-    switch.source = noise
-    try:
-        check_small_residual(sampler, noise, mass)
-    finally:
-        switch.source = CounterNoise()
+    check_small_residual(host(noise, 4), noise, mass)

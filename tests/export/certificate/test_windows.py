@@ -11,11 +11,11 @@ import onnx
 import pytest
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
+from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.export.certificate import reference as reference_module
 from outrider.export.certificate.certify import certify, prepare
 from outrider.export.certificate.parity import check_rounding
 from outrider.export.certificate.reference import LongText, Reference
-from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs

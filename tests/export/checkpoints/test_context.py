@@ -1,7 +1,7 @@
 """The context of a bundle whose maker names none, and what an export wants: fixed numbers."""
 
 import pytest
-from outrider.engines.memory import machine_memory_bytes, token_bytes
+from outrider.engines.memory.sizes import machine_memory_bytes, token_bytes
 from outrider.export.context import (
     MOST_CONTEXT,
     default_context,

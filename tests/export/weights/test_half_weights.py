@@ -9,12 +9,12 @@ from outrider.engines.base import BundleError, Span
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.files import list_files
 from outrider.engines.opening import open_engine
-from outrider.export.graph.device_graphs import derive_device_graphs
+from outrider.export.accelerators.device_graphs import derive_device_graphs
+from outrider.export.accelerators.tensorrt.graph import derive_graph
 from outrider.export.graph.position_tables import is_position_table
-from outrider.export.tensorrt.graph import derive_graph
 from outrider.export.weights.half_weights import HALF_TYPES, store_halves
 
-from tests.export.tensorrt.test_graph import CAPACITY, run_graph
+from tests.export.accelerators.tensorrt.test_graph import CAPACITY, run_graph
 
 # Largest |logit difference| to float32 by rounded weights alone; logits reach 6.
 ATOL = {"float16": 2e-2, "bfloat16": 0.2}

@@ -10,11 +10,11 @@ import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE
+from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.export.certificate import graph_runner
 from outrider.export.certificate.certify import certify
 from outrider.export.certificate.reference import Reference
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
-from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights import mapped

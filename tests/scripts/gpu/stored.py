@@ -11,8 +11,8 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.bundle.names import DEVICE_FILE, MODEL_FILE
+from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.export.checkpoint import open_checkpoint
-from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.half_weights import HALF_TYPES, store_halves
 

@@ -18,8 +18,8 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.devices import Device
-from outrider.export.tensorrt.build import BuildOptions, build_plans
-from outrider.export.tensorrt.parts import MODELS
+from outrider.export.accelerators.tensorrt.build import BuildOptions, build_plans
+from outrider.export.accelerators.tensorrt.parts import MODELS
 from outrider.runtime.verify.report import Check, VerifyReport
 
 from scripts.gpu.check import Found, main, run_parts
@@ -34,7 +34,7 @@ from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import Timing, floor_seconds
 from scripts.lab.widen.widen import PAIRS
 from tests.emulation.install import emulate
-from tests.engines.halves import halve_bundle
+from tests.engines.accelerators.halves import halve_bundle
 
 ROOT = Path(__file__).parents[3]
 SMALL = {

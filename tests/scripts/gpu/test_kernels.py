@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.engines.device.base import HostDevice
+from outrider.engines.accelerators.device.base import HostDevice
 
 from scripts.gpu.kernels import Batches, digests, launch_times
 from tests.emulation.kernels.host import _SOURCE, HostKernels, library

@@ -10,10 +10,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from outrider.engines.base import EngineError
-from outrider.engines.device.sampling.mixed import MixedSampler
-from outrider.engines.device.sampling.rows import Shape, describe
-from outrider.engines.device.sampling.tensors import Variant
 from outrider.engines.sampling.adjust import process_logits
 from outrider.engines.sampling.base import CandidateNode, ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
@@ -483,28 +479,3 @@ def test_a_masked_row_changes_no_neighbour():
     together = sampler.judge(logits, [rows[0], masked, rows[2]])
     assert [together[0], together[2]] == [alone[0], alone[2]]
     assert (together[1].num_accepted, together[1].next_token) == (0, 3)
-
-
-class Named:
-    """A sampler that answers with its name."""
-
-    def __init__(self, name):
-        self.name = name
-
-    def why_not(self, params):
-        return ""
-
-    def propose(self, logits, rows, *, vocab_size):
-        return [self.name] * len(rows)
-
-    def judge(self, logits, rows):
-        return [self.name] * len(rows)
-
-
-def test_a_devices_graphs_leave_masked_rows_to_the_host():
-    mixed = MixedSampler(Named("graphs"), Named("host"))
-    rows = [row_for(), row_for(masks=only(1)[None])]
-    assert mixed.judge(None, rows) == mixed.propose(None, rows, vocab_size=V) == ["graphs", "host"]
-    shape = Shape(num_rows=1, num_positions=2, depth=2, vocab_size=V)
-    with pytest.raises(EngineError, match="token masks"):
-        describe([rows[1]], shape, Variant.GREEDY, has_lists=False)

@@ -9,15 +9,15 @@ import onnx
 import pytest
 import torch
 from outrider.engines.base import BundleError
+from outrider.export.accelerators.device_graphs import derive_device_graphs
+from outrider.export.accelerators.tensorrt.graph import derive_graph
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
-from outrider.export.graph.device_graphs import derive_device_graphs
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.tracing import attention, kv_export
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.model_config import read_model_config
-from outrider.export.tensorrt.graph import derive_graph
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from scripts.check_parity import SIZES, random_model

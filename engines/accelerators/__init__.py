@@ -1,0 +1,1 @@
+"""Engines on accelerators, an add-on: a device's memory and samplers, ONNX Runtime's CUDA provider, TensorRT."""

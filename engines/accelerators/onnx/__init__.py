@@ -1,0 +1,1 @@
+"""Models and samplers on ONNX Runtime over a device's memory."""

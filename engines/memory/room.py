@@ -1,0 +1,56 @@
+"""How many slots of how many tokens a machine's memory holds.
+
+A bundle's context and slots are what its graphs can. The caches of all slots, full, are reckoned: they take at most
+``MEMORY_SHARE`` of what weights and the cache of prefixes leave. Where that is too little for all slots of the whole
+context, ``FEW_SLOTS`` share it, with as long a context as fits, and as many more as fit beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.memory.sizes import size_words, token_bytes
+
+MEMORY_SHARE = 0.5
+FEW_SLOTS = 8
+# Contexts are whole multiples, and no shorter, unless the bundle's own is.
+_STEP = 1024
+
+
+def fit_memory(
+    bundle: Bundle,
+    *,
+    max_running: int,
+    max_context: int | None = None,
+    prefix_bytes: int = 0,
+    memory_bytes: int | None = None,
+) -> tuple[Bundle, str]:
+    """Return the bundle with the context and slots that are served, and why, in words.
+
+    Args:
+        bundle: as it was exported.
+        max_running: slots at most.
+        max_context: tokens of a slot at most; None for what fits.
+        prefix_bytes: memory of the cache of prefixes.
+        memory_bytes: of the machine; None where nothing bounds the caches.
+    """
+    manifest = bundle.manifest
+    context = max_context or manifest.max_context
+    slots = min(max_running, manifest.max_batch)
+    models = [one for one in (manifest.target, manifest.draft) if one is not None]
+    of_token = token_bytes(models)
+    weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
+    if memory_bytes is not None:
+        room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes))) // of_token
+        if context * slots > room and max_context is None:
+            fitting = room // min(slots, FEW_SLOTS) // _STEP * _STEP
+            context = min(context, max(_STEP, fitting))
+        slots = max(1, min(slots, room // context))
+    words = f"{slots} slots of {context} tokens: {size_words(slots * context * of_token)} of memory where all are full"
+    if (slots, context) != (min(max_running, manifest.max_batch), manifest.max_context):
+        words += (
+            f"; the bundle has {manifest.max_batch} of {manifest.max_context}. "
+            "--max-context takes fewer tokens for more slots, or more for fewer"
+        )
+    return replace(bundle, manifest=replace(manifest, max_context=context, max_batch=slots)), words
