@@ -97,7 +97,7 @@ MUTATIONS = {
     "a stop string leaves what is behind it": (
         sequence, "self.num_known -= num_tokens", "pass", "stop_strings",
     ),
-    "a constraint forces what the request bans": (
+    "a form forces what the request bans": (
         request, "if token in banned or", "if", "conflict",
     ),
     "forced tokens count as a pass's": (
