@@ -39,7 +39,7 @@ CALLS = {
     "judge": ("engines/sampling/base.py", "judge: the accepted tokens, and the token after them"),
     "keep_path": ("engines/base.py", "of a tree, the cache rows of the accepted path"),
     "commit": ("runtime/core/request.py", "commit: tokens, text, counts, events"),
-    "tell": ("runtime/loop/drafting.py", "drafters learn the outcome"),
+    "report_outcomes": ("runtime/loop/drafting.py", "drafters learn the outcome"),
     "observe": ("runtime/gamma/controller.py", "so does the gamma controller"),
 }  # fmt: skip
 
