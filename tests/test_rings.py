@@ -164,11 +164,8 @@ def needs(path: Path, gone: Iterable[str]) -> bool:
     return any(is_under(name.removeprefix("outrider."), modules) for name in imported(path))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("addon", ADDONS)
-def test_the_others_pass_their_tests_without_an_add_on(addon: str, tmp_path: Path) -> None:
-    """Deleted with its folders and its tests, an add-on is missed by nobody."""
-    faulthandler.cancel_dump_traceback_later()  # the tests within have that limit each
+def checkout_without(addon: str, folder: Path) -> Path:
+    """Copy the checkout but for an add-on and the tests that need it; return the folder."""
     listed = subprocess.check_output(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, text=True
     )
@@ -178,16 +175,26 @@ def test_the_others_pass_their_tests_without_an_add_on(addon: str, tmp_path: Pat
         path = ROOT / name
         is_test = path.suffix == ".py" and name.startswith(("tests/", "scripts/"))
         if path.is_file() and not name.startswith(gone) and not (is_test and needs(path, gone)):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, tmp_path / name)
-    (tmp_path / "sitecustomize.py").write_text(SITE)
-    subprocess.run(["bash", "scripts/stage"], cwd=tmp_path, check=True)
-    paths = os.pathsep.join(map(str, (tmp_path, tmp_path / "build" / "stage")))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / name)
+    (folder / "sitecustomize.py").write_text(SITE)
+    subprocess.run(["bash", "scripts/stage"], cwd=folder, check=True)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("addon", ADDONS)
+def test_the_others_pass_their_tests_without_an_add_on(addon: str, tmp_path: Path) -> None:
+    """Deleted with its folders and its tests, an add-on is missed by nobody."""
+    faulthandler.cancel_dump_traceback_later()  # the tests within have that limit each
+    copy = checkout_without(addon, tmp_path)
+    paths = os.pathsep.join(map(str, (copy, copy / "build" / "stage")))
+    # Its folder holds environments of other people's clients.
+    command = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={ROOT / '.pytest_cache'}"]
     command += ["tests/engines", "tests/export", "tests/runtime", "tests/client"]
     done = subprocess.run(
         command,
-        cwd=tmp_path,
+        cwd=copy,
         env={**os.environ, "PYTHONPATH": paths},
         capture_output=True,
         text=True,

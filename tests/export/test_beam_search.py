@@ -14,6 +14,7 @@ from outrider.runtime.core.events import BeamAnswer
 from outrider.runtime.core.params import BeamParams
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from tests.addons import needs_accelerators
 from tests.runtime.markov import spec
 from tests.runtime.pair import PairHarness
 
@@ -26,7 +27,7 @@ def model(tiny_checkpoints: tuple[Path, Path]) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_checkpoints[0], dtype=torch.float32).eval()
 
 
-@pytest.fixture(scope="module", params=["host", "device"])
+@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=needs_accelerators)])
 def harness(request: pytest.FixtureRequest, tiny_bundle: Path) -> Iterator[PairHarness]:
     harness = PairHarness(tiny_bundle, request.param, max_running=4)
     yield harness

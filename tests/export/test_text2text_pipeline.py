@@ -20,9 +20,11 @@ from outrider.export.pipeline import ExportOptions, export_bundle
 from safetensors.numpy import save_file
 from transformers import BartConfig
 
+from tests.addons import needs_accelerators
 from tests.export.text2text_models import random_text2text
 
 
+@needs_accelerators
 def test_bundle_describes_both_encoders(tiny_text2text_bundle: Path) -> None:
     bundle = load_bundle(tiny_text2text_bundle)
     manifest = bundle.manifest
@@ -52,6 +54,7 @@ def test_texts_begin_as_the_checkpoint_says(tiny_text2text_bundle: Path) -> None
     assert manifest.eos_token_ids == (1,)
 
 
+@needs_accelerators
 def test_graphs_for_accelerators_are_certified(tiny_text2text_bundle: Path) -> None:
     manifest = load_bundle(tiny_text2text_bundle).manifest
     assert manifest.target.device_precision == "float32"
@@ -60,6 +63,7 @@ def test_graphs_for_accelerators_are_certified(tiny_text2text_bundle: Path) -> N
         assert found[case]["num_greedy_equal"] == found[case]["num_compared"] > 0
 
 
+@needs_accelerators
 def test_a_bundle_without_the_encoder_of_accelerators_is_refused(
     tiny_text2text_bundle: Path, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from outrider.engines.reference.torch_engine import open_checkpoint
 from outrider.export.pipeline import ExportOptions, export_bundle
 
 from scripts.check_parity import random_model
+from tests.addons import needs_accelerators
 from tests.conftest import VOCAB_SIZE, write_tokenizer
 from tests.engines.contract import MakeEngine, extend_one, make_tokens, span, wanted_logits
 from tests.engines.tree_contract import TreeContract
@@ -84,6 +85,7 @@ def test_answers_are_those_of_the_checkpoint(bundle: Bundle, checkpoint: Path) -
     np.testing.assert_allclose(mine, expected, rtol=0.0, atol=1e-4)
 
 
+@needs_accelerators
 def test_the_certificate_looks_beyond_the_window(bundle: Bundle) -> None:
     certificate = load_bundle(bundle.root).manifest.certificate["target"]
     part = certificate.get("int8", certificate)

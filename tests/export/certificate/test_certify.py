@@ -13,6 +13,8 @@ from outrider.export.certificate.certify import _refuse_farther, certify_bundle,
 from outrider.export.certificate.parity import Bound, CaseResult, compare_logits, judged
 from outrider.export.certificate.reference import Logits
 
+from tests.addons import needs_accelerators
+
 FOUND = {"max_difference": 0.2, "num_greedy_equal": 3, "num_compared": 4}
 
 
@@ -75,6 +77,7 @@ def test_a_choice_that_trails_by_no_more_than_the_bound_is_a_tie() -> None:
     judged("prefill", [found], Path("bundle/target/model.onnx"), BOUND)
 
 
+@needs_accelerators
 def test_a_bundle_with_encoders_is_held_against_its_own_checkpoints_alone(
     tiny_text2text_bundle: Path, tiny_text2text_checkpoints: tuple[Path, Path]
 ) -> None:

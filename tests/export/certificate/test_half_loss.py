@@ -14,6 +14,8 @@ from outrider.export.checkpoint import open_checkpoint
 from outrider.export.part import halved_logits, make_part
 from transformers import AutoModelForCausalLM
 
+from tests.addons import needs_accelerators
+
 
 def stored(source: Path, out: Path, dtype: torch.dtype, *, factor: float = 1.0) -> Path:
     """The checkpoint with weights of another type, its last layer's products larger."""
@@ -55,6 +57,7 @@ def test_where_float16_overflows_it_is_refused_and_integers_get_bfloat16(
 
 
 @pytest.mark.parametrize("weights", ["half", "int4"])
+@needs_accelerators
 def test_a_checkpoint_in_bfloat16_is_served_in_bfloat16(
     tiny_checkpoints: tuple[Path, Path],
     tmp_path: Path,

@@ -30,6 +30,7 @@ from outrider.runtime.offline import analysis, tuning
 from outrider.runtime.offline.pages import analysis_page, tuning_page
 from typer.testing import CliRunner
 
+from tests.addons import needs_accelerators
 from tests.runtime.markov import Harness
 
 ROOT = Path(__file__).parents[3]
@@ -184,7 +185,10 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("package", COMMANDS)
+@pytest.mark.parametrize(
+    "package",
+    ["onnxruntime", "transformers", "torch", pytest.param("cuda", marks=needs_accelerators)],
+)
 def test_a_missing_package_names_its_extra(package: str, bundle: Path):
     """In a process that cannot import it, as where the extra was not installed."""
     code = f"import sys; sys.modules[{package!r}] = None\nfrom outrider.runtime.cli.main import app\napp()"

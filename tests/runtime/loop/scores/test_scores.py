@@ -16,6 +16,7 @@ from outrider.engines.sampling.draws import raw_logprobs
 from outrider.runtime.core.events import FinishReason, Progressed, PromptToken
 from outrider.runtime.loop import prefill, step_context
 
+from tests.addons import needs_accelerators
 from tests.mutants import assert_caught
 from tests.runtime.loop.test_first_tokens import CHUNK, GENERATOR, PROMPTS, STABLE, emitted
 from tests.runtime.markov import (
@@ -235,7 +236,7 @@ def test_a_mistake_is_caught(monkeypatch: pytest.MonkeyPatch, name: str) -> None
     assert_caught(monkeypatch, prefill, *MUTANTS[name], killer, (AssertionError, IndexError))
 
 
-@pytest.mark.parametrize("place", [HOST, DEVICE])
+@pytest.mark.parametrize("place", [HOST, pytest.param(DEVICE, marks=needs_accelerators)])
 def test_of_a_real_model_they_are_pytorchs(
     place: str, tiny_bundle: Path, tiny_checkpoints: tuple[Path, Path]
 ) -> None:
