@@ -82,9 +82,9 @@ def measure(family: str, context: int, folder: Path) -> tuple[CaseResult, Bound]
     path = folder / family / "model.onnx"
     path.parent.mkdir()
     export_model(model, path)
-    text_config = read_model_config(model.config)
-    tokens = np.random.default_rng(0).integers(0, text_config.vocab_size, (2, context + sum(TAIL)))
-    runner = GraphRunner(path, text_config, batch=2, capacity=context + sum(TAIL) + 16)
+    model_config = read_model_config(model.config)
+    tokens = np.random.default_rng(0).integers(0, model_config.vocab_size, (2, context + sum(TAIL)))
+    runner = GraphRunner(path, model_config, batch=2, capacity=context + sum(TAIL) + 16)
     cuts = list(itertools.accumulate((context - context // 2, context // 2, *TAIL), initial=0))
     answered = [
         runner.extend(tokens[:, begin:end], np.full(2, begin))

@@ -289,7 +289,7 @@ def main(
     described = run_apart(partial(_describe, device, loaded), limit_s)
     if described.value is None:
         raise EngineError(described.failure)
-    choice, text_config = described.value
+    choice, facts = described.value
     checkpoints: dict[Part, Path | None] = {"target": target}
     if loaded.manifest.draft is not None:
         checkpoints["draft"] = draft
@@ -299,7 +299,7 @@ def main(
         num_prompts=num_prompts, num_tokens=num_tokens, samples=samples, repeats=repeats,
         speed_prompts=speed_prompts, speed_tokens=speed_tokens, speed_gammas=speed_gamma or _SPEED_GAMMAS,
     )  # fmt: skip
-    found = Findings(text_config=text_config, reason=choice.reason)
+    found = Findings(facts=facts, reason=choice.reason)
     found.left = [name for name in names if name not in wanted]
     parts = {name: partial(part, asked) for name, part in PARTS.items()}
     parts |= {f"pair {size}": partial(find_pair, asked, size, work) for size in pair or ()}

@@ -169,7 +169,7 @@ def per_call_s(enqueue: Callable[[], object], wait: Callable[[], None], repeats:
 
 def describe_machine(device: Device) -> dict[str, str]:
     """Return the facts that every figure needs beside it: device, versions, date."""
-    text_config = {
+    facts = {
         "device": str(device),
         "machine": platform.platform(),
         "processor": platform.processor() or platform.machine(),
@@ -180,10 +180,10 @@ def describe_machine(device: Device) -> dict[str, str]:
         from outrider.engines.accelerators.device.cuda import compute_capability, device_name
 
         capability = compute_capability(device.index)
-        text_config["gpu"] = f"{device_name(device.index)} (compute capability {capability})"
+        facts["gpu"] = f"{device_name(device.index)} (compute capability {capability})"
     if device.kind not in (CPU, CUDA):
-        text_config |= _tensorrt_facts()
-    return text_config | installed_versions(PACKAGES)
+        facts |= _tensorrt_facts()
+    return facts | installed_versions(PACKAGES)
 
 
 def _tensorrt_facts() -> dict[str, str]:

@@ -41,7 +41,7 @@ class Findings:
         speeds: of all pairs.
     """
 
-    text_config: Mapping[str, str]
+    facts: Mapping[str, str]
     reason: str
     left: list[str] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def render(found: Findings) -> str:
     parts = [
         "# GPU check",
         "",
-        *(f"* {name}: {value}" for name, value in found.text_config.items()),
+        *(f"* {name}: {value}" for name, value in found.facts.items()),
     ]
     parts.append(f"* chosen because: {found.reason}")
     if found.has_kept_contract is not None:
@@ -126,7 +126,7 @@ def render(found: Findings) -> str:
             *_table(found.speeds, "speedup", "reaches_prediction", "is_lean"),
         ]
     data = {
-        "facts": dict(found.text_config),
+        "facts": dict(found.facts),
         "failures": failures,
         "missed_aims": missed,
         "not_run": found.left,

@@ -50,7 +50,7 @@ def _exported(name: str, folder: Path, root: Path) -> Outcome:
     checkpoint = open_checkpoint(folder, max_context=MAX_CONTEXT)
     part = make_part("target", checkpoint, "float32")
     _, certificate = export_part(part, root / "bundle", _SIZES, Progress(_unheard))
-    prompts = certified_prompts(checkpoint.text_config, _SIZES.max_gamma)
+    prompts = certified_prompts(checkpoint.model_config, _SIZES.max_gamma)
     largest = float(np.abs(reference_logits(checkpoint.load(), prompts)).max())
     difference = float(f"{_worst(certificate) / largest:.1e}")
     if difference > _MOST_DIFFERENCE:

@@ -110,7 +110,7 @@ def expected() -> list[tuple[list[int], object]]:
     return answers(lambda logits: logits)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("constraint", FORMS)
 def test_the_form_of_logits_changes_no_answer(
     constraint: str, expected: list[tuple[list[int], object]]
 ) -> None:

@@ -63,7 +63,7 @@ def test_an_answer_begins_with_the_language_and_what_the_request_wants() -> None
 
 
 @pytest.mark.parametrize(
-    ("facts", "source", "target", "field", "rule"),
+    ("text_config", "source", "target", "field", "rule"),
     [
         (FACTS, "en", "", "source_language", "must be a language of this model: de, fr, it$"),
         (FACTS, "", "", "target_language", "required by this model: de, fr, it$"),

@@ -163,7 +163,7 @@ def test_a_part_that_raises_or_ends_its_process_loses_nothing_but_itself(tmp_pat
         "third": look,
         "last": lambda: {"steps": [STEPS]},
     }
-    found = Findings(model_config={}, reason="asked for", left=["speed"])
+    found = Findings(facts={}, reason="asked for", left=["speed"])
     run_parts(parts, found, report, limit_s=600)
     assert found.broken == {
         "first": "ZeroDivisionError: integer division or modulo by zero",
@@ -240,7 +240,7 @@ def test_parity_wants_995_of_1000_choices_and_twice_what_pytorch_loses(
 
 
 def test_a_failure_of_any_kind_is_in_the_report_and_times_are_none() -> None:
-    found = Findings(model_config={"device": "cpu"}, reason="asked for", has_kept_contract=True)
+    found = Findings(facts={"device": "cpu"}, reason="asked for", has_kept_contract=True)
     found.rates = Rates(bytes_per_s=1e9, products_per_s=math.inf, missing="no provider")
     found.speeds = [SPEED]
     assert "* in all: passed" in render(found)
@@ -281,7 +281,7 @@ TIMING = Timing(
 def test_times_that_miss_their_aims_are_named() -> None:
     assert SPEED.reaches_prediction
     assert SPEED.is_lean
-    found = Findings(model_config={}, reason="", has_kept_contract=True)
+    found = Findings(facts={}, reason="", has_kept_contract=True)
     found.speeds = [SPEED, replace(SPEED, on_tokens_per_s=170.0), replace(SPEED, overhead=0.5)]
     found.timings = {"pair": [TIMING, replace(TIMING, device_s=1.4), replace(TIMING, batch=8)]}
     assert found.missed_aims() == [

@@ -36,8 +36,8 @@ def derived(exported: Exported, folder: Path, precision: str) -> tuple[Path, Pat
     read, answer = folder / "read.onnx", folder / "answer.onnx"
     source = exported.path.with_name(ENCODE_FILE)
     num = derive_read_graph(source, read, capacity=SOURCE_CAPACITY, precision=precision)
-    assert exported.facts.source is not None
-    assert num == exported.facts.source.num_layers
+    assert exported.model_config.source is not None
+    assert num == exported.model_config.source.num_layers
     sizes = {"capacity": CAPACITY, "source_capacity": SOURCE_CAPACITY}
     derive_graph(exported.path, answer, precision=precision, **sizes)
     return read, answer
@@ -112,7 +112,7 @@ def test_a_mask_that_ends_elsewhere_is_caught(
 def test_every_attention_has_a_mask_and_every_cache_that_is_written_an_update(
     text2text: Exported, tmp_path: Path
 ) -> None:
-    num_layers = text2text.facts.num_layers
+    num_layers = text2text.model_config.num_layers
     read, answer = map(facts_of, derived(text2text, tmp_path, "float16"))
     check_network(read, len(read.attentions), source_updates(num_layers))
     check_network(answer, 2 * num_layers, cache_updates(num_layers))
