@@ -24,21 +24,21 @@ _LOGIT_ROWS = 1000
 _FLOAT32_BYTES = 4
 
 
-def default_context(model_config: Mapping[str, ModelConfig]) -> tuple[int, str]:
+def default_context(models: Mapping[str, ModelConfig]) -> tuple[int, str]:
     """Return a bundle's context in tokens, and why, in words.
 
     Args:
-        model_config: of the models, by "target" and "draft".
+        models: of the models, by "target" and "draft".
     """
     part, own = min(
-        ((name, one.max_position) for name, one in model_config.items()), key=lambda item: item[1]
+        ((name, one.max_position) for name, one in models.items()), key=lambda item: item[1]
     )
     known = f"the {part}'s {own}"
-    if kind := model_config[part].changing_rope:
+    if kind := models[part].changing_rope:
         known += f", beyond which the angles of rope_type {kind} change"
     if own >= UNLIMITED_POSITIONS:
         own, known = LEAST_CONTEXT, f"{LEAST_CONTEXT}, since the {part} names no limit"
-    full = f"a full slot takes {size_words(min(own, MOST_CONTEXT) * token_bytes(model_config.values()))}"
+    full = f"a full slot takes {size_words(min(own, MOST_CONTEXT) * token_bytes(models.values()))}"
     if own <= MOST_CONTEXT:
         return own, f"context {own}, all of {known}: {full}"
     rule = f"{MOST_CONTEXT} tokens at most; --max-context asks for more"

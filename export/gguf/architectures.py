@@ -148,7 +148,7 @@ def weight_name(file: GgufFile, architecture: Architecture, name: str) -> str | 
     return f"{prefix}{module}.{found['part']}"
 
 
-def model_config(file: GgufFile, architecture: Architecture) -> Config:
+def transformers_config(file: GgufFile, architecture: Architecture) -> Config:
     """Return the fields of ``config.json`` for a file's model.
 
     Raises:
@@ -175,8 +175,8 @@ def model_config(file: GgufFile, architecture: Architecture) -> Config:
         "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
     }
     for key, field in (architecture.fields or {}).items():
-        if (value := keys.optional(key, None)) is not None:
-            config[field] = value
+        if keys.optional(key, None) is not None:
+            config[field] = keys.size(key) if field == "sliding_window" else keys.number(key)
     rope = _rope(file, keys, config)
     config["rope_parameters"] = rope
     if architecture.model_type in ("gemma2", "gemma3_text"):

@@ -162,13 +162,13 @@ class QuantizedRows:
     """Rows of weights as integers.
 
     Attributes:
-        form: of their type.
+        kind: their type.
         integers: [rows, K] uint8.
         scales: [rows, K / block] float32.
         minimums: [rows, K / block] float32; None where the type has none.
     """
 
-    form: BlockType
+    kind: BlockType
     integers: Bytes
     scales: FloatArray
     minimums: FloatArray | None
@@ -182,7 +182,7 @@ class QuantizedRows:
     def read_into(self, out: FloatArray) -> None:
         """Write the weights to an array [rows, K] float32."""
         if self.minimums is None:
-            np.subtract(self.integers, np.float32(self.form.middle), out=out)
+            np.subtract(self.integers, np.float32(self.kind.middle), out=out)
         else:
             out[:] = self.integers
         blocks = out.reshape(*self.scales.shape, -1)
@@ -192,12 +192,12 @@ class QuantizedRows:
 
     def signed(self) -> npt.NDArray[np.int8]:
         """Return integers [rows, K] less the middle of their range."""
-        return (self.integers - np.uint8(self.form.middle)).view(np.int8)
+        return (self.integers - np.uint8(self.kind.middle)).view(np.int8)
 
     def zeros(self) -> FloatArray:
         """Return what signed integers of zero stand for, [rows, K / block] float32, of a type with minimums."""
         assert self.minimums is not None
-        return self.minimums + np.float32(self.form.middle) * self.scales
+        return self.minimums + np.float32(self.kind.middle) * self.scales
 
 
 def decode(tensor: GgufTensor) -> QuantizedRows:

@@ -17,7 +17,7 @@ import torch
 from outrider.engines.base import BundleError, FloatArray
 from outrider.export.gguf.architectures import (
     architecture_of,
-    model_config,
+    transformers_config,
     weight_name,
 )
 from outrider.export.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES, QuantizedRows, decode, read_values
@@ -89,7 +89,7 @@ class GgufMatrix:
             return found
         order, minimums = self._order(), found.minimums
         return QuantizedRows(
-            found.form,
+            found.kind,
             found.integers[order],
             found.scales[order],
             None if minimums is None else minimums[order],
@@ -115,7 +115,7 @@ class GgufWeights:
     def __init__(self, file: GgufFile) -> None:
         architecture = architecture_of(file)
         self.file, self.architecture = file, architecture
-        self.config = model_config(file, architecture)
+        self.config = transformers_config(file, architecture)
         self.matrices: dict[str, GgufMatrix] = {}
         self.others: dict[str, GgufMatrix] = {}
         for place, tensor in file.tensors.items():

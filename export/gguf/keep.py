@@ -23,7 +23,7 @@ import onnx_ir as ir
 from outrider.export.gguf.blocks import BLOCK_TYPES, QuantizedRows
 from outrider.export.gguf.folder import GgufMatrix
 from outrider.export.graph.edits import drop_unused, put, put_tensor, take_over
-from outrider.export.weights.blocks import split_gemms
+from outrider.export.weights.blocks import packed_tensor, split_gemms
 from outrider.export.weights.stored import StoredTensor
 
 _NIBBLE = 16.0
@@ -69,12 +69,12 @@ def _matrices(value: ir.Value | None, *, is_turned: bool = True) -> Sequence[Ggu
 
 
 class _Run:
-    """Matrices of one form side by side, decoded whenever a constant of them is written."""
+    """Matrices of one layout side by side, decoded whenever a constant of them is written."""
 
     def __init__(self, matrices: Sequence[GgufMatrix]) -> None:
         self._matrices = matrices
-        form = BLOCK_TYPES[matrices[0].tensor.kind]
-        self.bits, self.size, self.has_minimums = form.bits, form.size, form.has_minimums
+        kind = BLOCK_TYPES[matrices[0].tensor.kind]
+        self.bits, self.size, self.has_minimums = kind.bits, kind.size, kind.has_minimums
         self.num_rows = matrices[0].shape[1]
         self.num_columns = sum(matrix.shape[0] for matrix in matrices)
 
@@ -88,9 +88,7 @@ class _Run:
             whole = np.ascontiguousarray(np.concatenate(parts).T)
             if kind is not ir.DataType.INT4:
                 return ir.tensor(whole, name=name)
-            flat = whole.reshape(-1).view(np.uint8) & np.uint8(15)
-            packed = flat[0::2] | (flat[1::2] << np.uint8(4))
-            return ir.PackedTensor(packed, kind, shape=ir.Shape(whole.shape), name=name)
+            return packed_tensor(whole, kind, name)
 
         is_whole = kind in (ir.DataType.INT4, ir.DataType.INT8)
         length = self.num_rows if is_whole else self.num_rows // self.size
@@ -103,7 +101,9 @@ def _keep_product(
     """Return the constants of all products that one becomes."""
     left, old = node.inputs[0], node.outputs[0]
     assert left is not None
-    runs = [_Run(list(group)) for _, group in groupby(matrices, lambda one: _form(one.tensor.kind))]
+    runs = [
+        _Run(list(group)) for _, group in groupby(matrices, lambda one: _layout(one.tensor.kind))
+    ]
     tape = _Tape(graph, node, name)
     stored: list[ir.Value] = []
     parts = [_product(tape, left, run, stored) for run in runs]
@@ -115,9 +115,9 @@ def _keep_product(
     return stored
 
 
-def _form(kind: str) -> tuple[object, ...]:
-    form = BLOCK_TYPES[kind]
-    return form.bits, form.size, form.has_minimums
+def _layout(name: str) -> tuple[object, ...]:
+    kind = BLOCK_TYPES[name]
+    return kind.bits, kind.size, kind.has_minimums
 
 
 def _product(tape: _Tape, left: ir.Value, run: _Run, stored: list[ir.Value]) -> ir.Value:

@@ -52,10 +52,17 @@ class Blocks:
         if self.bits == 8:
             return ir.tensor(integers, name=name)
         kind = ir.DataType.INT4 if self.zero_points is None else ir.DataType.UINT4
-        nibbles = (integers.reshape(-1) & 0xF).astype(np.uint8)
-        nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
-        packed = nibbles[0::2] | (nibbles[1::2] << 4)
-        return ir.PackedTensor(packed, kind, shape=ir.Shape(integers.shape), name=name)
+        return packed_tensor(integers, kind, name)
+
+
+def packed_tensor(
+    integers: npt.NDArray[np.integer], kind: ir.DataType, name: str
+) -> ir.TensorProtocol:
+    """Return integers of 8 bits as a tensor of 4, two in a byte."""
+    nibbles = integers.reshape(-1).view(np.uint8) & np.uint8(0xF)
+    nibbles = np.append(nibbles, np.zeros(nibbles.size % 2, np.uint8))
+    packed = nibbles[0::2] | (nibbles[1::2] << np.uint8(4))
+    return ir.PackedTensor(packed, kind, shape=ir.Shape(integers.shape), name=name)
 
 
 def quantize_file(

@@ -101,8 +101,8 @@ def table_name(*, files: Sequence[str], device: str, num_threads: int, max_batch
     installed = [found for name in PACKAGES for found in metadata.distributions(name=name)]
     versions = sorted({f"{found.name} {found.version}" for found in installed})
     hardware = [platform.machine(), processor, os.cpu_count()]
-    text_config = [SCHEMA, sorted(files), device, num_threads, max_batch, hardware, versions]
-    digest = hashlib.sha256(json.dumps(text_config).encode()).hexdigest()
+    key = [SCHEMA, sorted(files), device, num_threads, max_batch, hardware, versions]
+    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     return f"{digest[:NAME_DIGITS]}.json"
 
 

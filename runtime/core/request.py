@@ -168,7 +168,7 @@ class Request:
         speculation: changed through ``degrade`` only; its gamma is what the request wants now, at most.
         sequence: its tokens.
         cache: what the models' caches hold of them.
-        form: what constrains the answer; None for nothing.
+        constraint: what constrains the answer; None for nothing.
         group: who reads the prompt for whom.
         scores: log-probabilities of the prompt, to report; None where nobody asked. Of a group the first sample has
             them.

@@ -1,8 +1,8 @@
 """What one step runs: a pure function of where every row stands.
 
 A row with more than one uncomputed token is prefilling, with exactly one it is decoding. Tokens that a constraint has
-forced behind that one do not count: they are fed with it. Each step feeds
-at most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
+forced behind that one do not count: they are fed with it. Each step feeds at
+most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
 first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
 miss about as much and fit into the chunk with it. Prompts that are scored, for which a call computes logits of every
 token, join one another alone. Then every decoding row is verified together, each with its own gamma.

@@ -76,8 +76,8 @@ class DraftRow:
         is_adaptive: whether gamma is chosen step by step. Where it is not, drafts must not depend on
             other rows: they decide which noise the request's draws use.
         source: what encoders read; empty for models without one.
-        form: what constrains the answer; None for nothing. Point masses that do not fit are cut off a chain, so only
-            who draws from probabilities should mask them (``Constraint.begin`` and ``follow``).
+        constraint: what constrains the answer; None for nothing. Point masses that do not fit are cut off a chain, so
+            only who draws from probabilities should mask them (``Constraint.begin`` and ``follow``).
         group: rows of the same group have prompt and source in common; empty for a row alone.
     """
 

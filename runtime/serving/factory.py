@@ -247,8 +247,8 @@ def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
 
 def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
     """Return what ``ServedModel`` says of prompts, and tell what memory sources take."""
-    entry, text_config = manifest.target.source, manifest.text2text
-    if entry is None or text_config is None or not isinstance(codec, EncoderDecoderCodec):
+    entry, encoder_decoder = manifest.target.source, manifest.text2text
+    if entry is None or encoder_decoder is None or not isinstance(codec, EncoderDecoderCodec):
         return {"max_token_bytes": codec.max_token_bytes}
     models = [one for one in (manifest.target, manifest.draft) if one is not None]
     token_bytes = sum(source_bytes(one) for one in models)
@@ -262,8 +262,8 @@ def _of_sources(manifest: Manifest, codec: TokenizersCodec) -> dict[str, Any]:
         "max_token_bytes": codec.sources.max_token_bytes,
         "max_source": entry.max_source,
         "source_vocab_size": entry.vocab_size,
-        "shares_vocabulary": text_config.shares_vocabulary,
-        "banned_token_ids": text_config.banned_token_ids,
+        "shares_vocabulary": encoder_decoder.shares_vocabulary,
+        "banned_token_ids": encoder_decoder.banned_token_ids,
     }
 
 
@@ -277,10 +277,10 @@ def _with_generation_defaults(
     options: ServeOptions, manifest: Manifest, model: ServedModel, asked: Mapping[str, object]
 ) -> tuple[RequestLimits, RequestDefaults]:
     """Return limits and defaults of requests, as the options want them; ``asked`` is what the checkpoint asks for."""
-    limits, text_config = options.limits, manifest.text2text
+    limits, encoder_decoder = options.limits, manifest.text2text
     if not options.applies_generation_defaults:
         return limits, NO_DEFAULTS
-    num_prefix = 1 if text_config is None else len(text_config.decoder_prefix)
+    num_prefix = 1 if encoder_decoder is None else len(encoder_decoder.decoder_prefix)
     defaults, line = request_defaults(asked, num_prefix=num_prefix, limits=limits, model=model)
     log.info("%s", line)
     if defaults.max_tokens is not None:

@@ -204,19 +204,21 @@ def _text_to_text(serving: LoadedModel) -> wire.TextToTextInfo | None:
     codec = serving.codec
     if not isinstance(codec, EncoderDecoderCodec):
         return None
-    text_config = codec.text2text
+    encoder_decoder = codec.text2text
     return wire.TextToTextInfo(
-        languages=text_config.languages,
-        default_source_language=text_config.default_source_language,
-        default_target_language=text_config.default_target_language,
-        has_source_language=LANGUAGE in text_config.source_template,
-        has_target_language=LANGUAGE in text_config.decoder_prefix,
+        languages=encoder_decoder.languages,
+        default_source_language=encoder_decoder.default_source_language,
+        default_target_language=encoder_decoder.default_target_language,
+        has_source_language=LANGUAGE in encoder_decoder.source_template,
+        has_target_language=LANGUAGE in encoder_decoder.decoder_prefix,
         decoder_prefix=[
             wire.PrefixToken(id=one if isinstance(one, int) else None)
-            for one in text_config.decoder_prefix
+            for one in encoder_decoder.decoder_prefix
         ],
-        banned_token_ids=text_config.banned_token_ids,
-        generation_defaults_json=json.dumps(dict(text_config.generation_defaults), sort_keys=True),
+        banned_token_ids=encoder_decoder.banned_token_ids,
+        generation_defaults_json=json.dumps(
+            dict(encoder_decoder.generation_defaults), sort_keys=True
+        ),
         applies_generation_defaults=serving.defaults != NO_DEFAULTS,
     )
 

@@ -163,18 +163,18 @@ class EncoderDecoderCodec(TokenizersCodec):
         Raises:
             RequestError: a language is missing, unknown, or named to a model that has none.
         """
-        text_config = self.text2text
+        encoder_decoder = self.text2text
         language = self._language(
-            text_config.source_template,
+            encoder_decoder.source_template,
             "source_language",
             source_language,
-            text_config.default_source_language,
+            encoder_decoder.default_source_language,
         )
-        place = text_config.source_template.index(TEXT)
+        place = encoder_decoder.source_template.index(TEXT)
         return (
-            *self._ids(text_config.source_template[:place], language),
+            *self._ids(encoder_decoder.source_template[:place], language),
             *self.sources.encode(text, add_special_tokens=False),
-            *self._ids(text_config.source_template[place + 1 :], language),
+            *self._ids(encoder_decoder.source_template[place + 1 :], language),
         )
 
     def decoder_prefix(self, target_language: str = "") -> tuple[int, ...]:
@@ -186,14 +186,14 @@ class EncoderDecoderCodec(TokenizersCodec):
         Raises:
             RequestError: a language is missing, unknown, or named to a model that has none.
         """
-        text_config = self.text2text
+        encoder_decoder = self.text2text
         language = self._language(
-            text_config.decoder_prefix,
+            encoder_decoder.decoder_prefix,
             "target_language",
             target_language,
-            text_config.default_target_language,
+            encoder_decoder.default_target_language,
         )
-        return self._ids(text_config.decoder_prefix, language)
+        return self._ids(encoder_decoder.decoder_prefix, language)
 
     def encode_prefix(self, text: str) -> tuple[int, ...]:
         """Return the ids of the text that a request wants its answer to begin with."""

@@ -65,6 +65,9 @@ def test_the_context_is_the_models_own_and_that_is_said(
         ([(134_515_008, 49_152)], 2.44),
         ([(268_098_176, 262_144)], 4.73),
         ([(1_777_088_000, 151_936), (630_167_424, 151_936)], 16.19),
+        # GGUF files: half their bytes (``Checkpoint.num_parameters``).
+        ([(98_362_432 // 2, 49_152)], 1.8),
+        ([(1_117_320_768 // 2, 151_936)], 6.4),
     ],
 )
 def test_what_an_export_wants_is_about_what_was_measured(

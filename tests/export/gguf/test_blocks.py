@@ -46,9 +46,9 @@ def test_every_value_has_the_bits_that_ggml_gives_it(tmp_path: Path, kind: str):
     whole = decode(tensor)
     assert whole.values().tobytes() == expected.tobytes()
     assert np.unique(whole.integers).size == 1 << int(kind[1])
-    signed = whole.signed().astype(np.float32) * np.repeat(whole.scales, whole.form.size, 1)
+    signed = whole.signed().astype(np.float32) * np.repeat(whole.scales, whole.kind.size, 1)
     if whole.minimums is not None:
-        signed += np.repeat(whole.zeros(), whole.form.size, 1)
+        signed += np.repeat(whole.zeros(), whole.kind.size, 1)
     assert np.abs(signed - expected).max() < 1e-6 * np.abs(expected).max()
 
 

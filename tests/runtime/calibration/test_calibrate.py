@@ -252,8 +252,8 @@ def test_only_abandoned_tables_are_removed_beside_a_new_one(tmp_path: Path) -> N
 
 def test_other_models_devices_and_threads_have_other_tables() -> None:
     def name(**change: object) -> str:
-        text_config = {"files": ("a", "b"), "device": "cpu", "num_threads": 2, "max_batch": 8}
-        return table_name(**{**text_config, **change})
+        known = {"files": ("a", "b"), "device": "cpu", "num_threads": 2, "max_batch": 8}
+        return table_name(**{**known, **change})
 
     assert name() == name(files=("b", "a"))
     changed = {

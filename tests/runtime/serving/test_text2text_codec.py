@@ -63,7 +63,7 @@ def test_an_answer_begins_with_the_language_and_what_the_request_wants() -> None
 
 
 @pytest.mark.parametrize(
-    ("text_config", "source", "target", "field", "rule"),
+    ("encoder_decoder", "source", "target", "field", "rule"),
     [
         (FACTS, "en", "", "source_language", "must be a language of this model: de, fr, it$"),
         (FACTS, "", "", "target_language", "required by this model: de, fr, it$"),
@@ -73,9 +73,9 @@ def test_an_answer_begins_with_the_language_and_what_the_request_wants() -> None
     ],
 )
 def test_a_language_that_does_not_fit_is_refused_by_its_field(
-    text_config: EncoderDecoder, source: str, target: str, field: str, rule: str
+    encoder_decoder: EncoderDecoder, source: str, target: str, field: str, rule: str
 ) -> None:
-    codec = EncoderDecoderCodec(tokenizer(), text_config)
+    codec = EncoderDecoderCodec(tokenizer(), encoder_decoder)
     with pytest.raises(RequestError, match=rule) as caught:
         codec.encode_source("the", source)
         codec.decoder_prefix(target)
