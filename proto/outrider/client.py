@@ -193,7 +193,10 @@ class Client:
         """Return what is served, within which limits, and the present load."""
         request = wire.GetServerInfoRequest()
         with decoded_errors():
-            return await self._stub.GetServerInfo(request, **self._call(timeout_s, metadata))
+            answer: wire.GetServerInfoResponse = await self._stub.GetServerInfo(
+                request, **self._call(timeout_s, metadata)
+            )
+            return answer
 
     async def wait_ready(self, timeout_s: float | None = None) -> None:
         """Return once the server says that it is serving.
@@ -201,7 +204,7 @@ class Client:
         Raises:
             DeadlineExceeded: it did not within ``timeout_s``.
         """
-        watch = self._connection().channel.unary_stream(HEALTH_WATCH)
+        watch: Any = self._connection().channel.unary_stream(HEALTH_WATCH)
         call = watch(health_request(SERVICE), wait_for_ready=True, **self._call(timeout_s, None))
         try:
             with decoded_errors():
@@ -230,7 +233,7 @@ class Client:
         return self._connections[loop]
 
     def _connect(self) -> _Connection:
-        given = {"options": self._options, "interceptors": self._interceptors}
+        given: dict[str, Any] = {"options": self._options, "interceptors": self._interceptors}
         if self._credentials is None:
             channel = grpc.aio.insecure_channel(self._address, **given)
         else:

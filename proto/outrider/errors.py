@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -168,7 +169,8 @@ def _rich_status(error: grpc.RpcError) -> status_pb2.Status:
 
     The latter is a call whose own deadline passed while the server's answer was on its way.
     """
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
         if key == _DETAILS_KEY:
             try:
                 status = status_pb2.Status.FromString(value)

@@ -147,7 +147,10 @@ class SyncClient:
         """Return what is served, within which limits, and the present load."""
         request = wire.GetServerInfoRequest()
         with decoded_errors():
-            return self._stub.GetServerInfo(request, **self._call(timeout_s, metadata))
+            answer: wire.GetServerInfoResponse = self._stub.GetServerInfo(
+                request, **self._call(timeout_s, metadata)
+            )
+            return answer
 
     def is_serving(self, service: str = SERVICE, *, timeout_s: float | None = None) -> bool:
         """Return whether the server says of a service, or of "liveness", that it is serving.
@@ -156,9 +159,10 @@ class SyncClient:
             Unavailable: it is not, and the client was opened without ``PROBE_OPTIONS``; or it cannot be reached.
         """
         check_open(self._is_closed)
-        check = self._channel.unary_unary(HEALTH_CHECK)
+        check: Any = self._channel.unary_unary(HEALTH_CHECK)
         with decoded_errors():
-            return check(health_request(service), **self._call(timeout_s, None)) == HEALTH_SERVING
+            status = check(health_request(service), **self._call(timeout_s, None))
+            return bool(status == HEALTH_SERVING)
 
     def wait_ready(self, timeout_s: float | None = None) -> None:
         """Return once the server says that it is serving.
@@ -167,7 +171,7 @@ class SyncClient:
             DeadlineExceeded: it did not within ``timeout_s``.
         """
         check_open(self._is_closed)
-        watch = self._channel.unary_stream(HEALTH_WATCH)
+        watch: Any = self._channel.unary_stream(HEALTH_WATCH)
         call = watch(health_request(SERVICE), wait_for_ready=True, **self._call(timeout_s, None))
         try:
             with decoded_errors():

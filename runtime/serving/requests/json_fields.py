@@ -18,9 +18,9 @@ from outrider.runtime.serving.requests.bounds import Entries, RequestRules
 from outrider.runtime.serving.requests.fields import FIELDS
 from outrider.v1 import inference_pb2 as wire
 
-_OF_REQUEST = wire.GenerateRequest.DESCRIPTOR.fields_by_name
-_OF_SAMPLING = wire.Sampling.DESCRIPTOR.fields_by_name
-_OF_SPECULATION = wire.Speculation.DESCRIPTOR.fields_by_name
+_OF_REQUEST: Any = wire.GenerateRequest.DESCRIPTOR.fields_by_name
+_OF_SAMPLING: Any = wire.Sampling.DESCRIPTOR.fields_by_name
+_OF_SPECULATION: Any = wire.Speculation.DESCRIPTOR.fields_by_name
 # vLLM's way to ask for no top-k.
 _NO_TOP_K = (-1, "-1")
 _MOST_NAME = 64

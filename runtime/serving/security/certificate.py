@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from outrider.runtime.core.errors import ConfigError
@@ -92,7 +92,7 @@ def server_credentials(current: Callable[[], ServerCertificate]) -> grpc.ServerC
     """Return credentials of one address, whose handshakes take the certificate that is current when they begin."""
     last = current()
 
-    def fetch() -> grpc.ServerCertificateConfiguration | None:
+    def fetch() -> Any:
         """Return what is new since the last handshake; None for nothing. A thread of gRPC's calls it."""
         nonlocal last
         if current() is last:

@@ -32,7 +32,8 @@ SCOPES_OF_GRPC: Mapping[str, str] = {
 PROBES = frozenset((f"{_HEALTH}/Check", f"{_HEALTH}/Watch"))
 """What load balancers call, who have no credentials."""
 
-Context: TypeAlias = grpc.aio.ServicerContext
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 _IDENTITY: ContextVar[Identity] = ContextVar("identity")
 _SAN_PROPERTY = "x509_subject_alternative_name"
 
@@ -42,7 +43,7 @@ def identity() -> Identity:
     return _IDENTITY.get()
 
 
-class GrpcGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class GrpcGate(grpc.aio.ServerInterceptor):
     """Lets calls through whose callers are known and may make them.
 
     Args:
@@ -56,13 +57,13 @@ class GrpcGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._scopes = scopes
         self._open = PROBES if has_open_health else frozenset[str]()
         # By method, of those that exist: callers choose the names of the others.
-        self._handlers: dict[str, grpc.RpcMethodHandler] = {}
+        self._handlers: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler | None]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler | None:
+    ) -> Handler | None:
         """Return a method's handler with the gate before it."""
         method = handler_call_details.method
         if method in self._handlers:
@@ -73,10 +74,11 @@ class GrpcGate(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None:
             # Who is not let in is not to learn which methods there are.
             return grpc.stream_stream_rpc_method_handler(self._unknown(method))
-        self._handlers[method] = guarded = self._before(method, handler)
+        guarded: Handler = self._before(method, handler)
+        self._handlers[method] = guarded
         return guarded
 
-    def _before(self, method: str, handler: grpc.RpcMethodHandler) -> grpc.RpcMethodHandler:
+    def _before(self, method: str, handler: Any) -> Any:
         """Return a handler that asks first, and parses second."""
         kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
         (kind,) = (kind for kind in kinds if getattr(handler, kind) is not None)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Iterable
-from typing import NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc.aio
 from outrider.runtime.core import errors
@@ -15,7 +15,7 @@ from outrider.runtime.serving.observability.tracing import trace_headers
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.status import trailing_status
 
-Context: TypeAlias = grpc.aio.ServicerContext
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 log = logging.getLogger(__name__)
 
