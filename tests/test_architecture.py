@@ -25,7 +25,7 @@ RULES = {
     "engines.jit": "",
     "engines.pair": f"{ENGINES} engines.sampling",
     "engines.opening": "*",
-    "engines.bundle": CONTRACTS,
+    "engines.bundle": f"{CONTRACTS} msgspec",
     "engines.sampling": f"{CONTRACTS} numpy engines.jit",
     "engines.onnx": f"{ENGINES} engines.jit",
     "engines.accelerators": f"{ENGINES} engines.sampling engines.onnx.session",
@@ -41,7 +41,7 @@ RULES = {
     "runtime.loop": f"{CORE} runtime.gamma runtime.drafters runtime.grammar runtime.prefix_cache "
     "runtime.admission engines.sampling",
     "runtime.calibration": f"{CORE} runtime.loop runtime.gamma engines.kv_cache engines.reference",
-    "runtime.serving": f"{ENGINES} {GRPC} engines.opening runtime prometheus_client tokenizers",
+    "runtime.serving": f"{ENGINES} {GRPC} engines.opening runtime prometheus_client tokenizers msgspec",
     "runtime.serving.security": f"{GRPC} runtime.core runtime.serving.status "
     "runtime.serving.observability.logs prometheus_client",
     "runtime.addons": f"numpy {GRPC} runtime",

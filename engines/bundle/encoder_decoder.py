@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Annotated, Final, Literal
 
-from outrider.engines.bundle.fields import FieldReader
+from msgspec import Meta
+from outrider.engines.bundle.fields import Count, Size, Text
 
 ENCODE_FILE = "encode.onnx"
 DEVICE_ENCODE_FILE = "device_encode.onnx"
@@ -26,10 +28,11 @@ SOURCE_LENGTH = "source_length"
 # [batch, length, width] float32.
 HIDDEN = "hidden"
 # In templates: the ids of the text, and the id of a language.
-TEXT = "text"
-LANGUAGE = "language"
+TEXT: Final = "text"
+LANGUAGE: Final = "language"
 
-Template = tuple[int | str, ...]
+TemplateToken = Size | Literal["text", "language"]
+Template = tuple[TemplateToken, ...]
 """Token ids, and the words TEXT and LANGUAGE where a request's own stand."""
 
 
@@ -74,11 +77,11 @@ class SourceEntry:
         shares_encoder: of a draft, whether the target's encoder answers for its own.
     """
 
-    num_heads: int
-    head_size: int
-    max_source: int
-    vocab_size: int
-    hidden_size: int
+    num_heads: Count
+    head_size: Count
+    max_source: Count
+    vocab_size: Count
+    hidden_size: Count
     shares_encoder: bool = False
 
 
@@ -98,68 +101,15 @@ class EncoderDecoder:
         shares_vocabulary: whether ids of sources and answers stand for the same tokens.
     """
 
-    decoder_prefix: Template
+    decoder_prefix: Annotated[Template, Meta(min_length=1)]
     source_template: Template
-    languages: Mapping[str, int] = field(default_factory=dict)
-    default_source_language: str = ""
-    default_target_language: str = ""
-    banned_token_ids: tuple[int, ...] = ()
+    languages: Mapping[str, Size] = field(default_factory=dict)
+    default_source_language: Text = ""
+    default_target_language: Text = ""
+    banned_token_ids: tuple[Size, ...] = ()
     generation_defaults: Mapping[str, object] = field(default_factory=dict)
     has_source_tokenizer: bool = False
     shares_vocabulary: bool = True
-
-
-def read_source_entry(reader: FieldReader) -> SourceEntry | None:
-    """Return the encoder of a manifest's model; None for a decoder-only one.
-
-    Raises:
-        BundleError: a field is missing or of the wrong kind, named.
-    """
-    if reader.values.get("source") is None:
-        return None
-    section = reader.section("source")
-    return SourceEntry(
-        num_heads=section.count("num_heads"),
-        head_size=section.count("head_size"),
-        max_source=section.count("max_source"),
-        vocab_size=section.count("vocab_size"),
-        hidden_size=section.count("hidden_size"),
-        # Bundles made before drafts could share an encoder do not have the field.
-        shares_encoder="shares_encoder" in section.values and section.flag("shares_encoder"),
-    )
-
-
-def read_text2text(reader: FieldReader) -> EncoderDecoder | None:
-    """Return a manifest's part on texts of encoder-decoder models; None for decoder-only ones.
-
-    Raises:
-        BundleError: a field is missing or of the wrong kind, named.
-    """
-    if reader.values.get("text2text") is None:
-        return None
-    section = reader.section("text2text")
-    languages = section.section("languages")
-    found = EncoderDecoder(
-        decoder_prefix=_template(section, "decoder_prefix", (LANGUAGE,)),
-        source_template=_template(section, "source_template", (TEXT, LANGUAGE)),
-        languages={code: languages.count(code, at_least=0) for code in languages.values},
-        default_source_language=section.text("default_source_language"),
-        default_target_language=section.text("default_target_language"),
-        banned_token_ids=section.counts("banned_token_ids"),
-        generation_defaults=section.plain("generation_defaults"),
-        has_source_tokenizer=section.flag("has_source_tokenizer"),
-        shares_vocabulary=section.flag("shares_vocabulary"),
-    )
-    if not found.decoder_prefix:
-        raise section.wrong("decoder_prefix", "of at least one token")
-    if found.source_template.count(TEXT) != 1:
-        raise section.wrong("source_template", f"with {TEXT!r} in one place")
-    if LANGUAGE in (*found.decoder_prefix, *found.source_template) and not found.languages:
-        raise section.wrong("languages", f"not empty: a template has a {LANGUAGE!r}")
-    for name in ("default_source_language", "default_target_language"):
-        if getattr(found, name) not in ("", *found.languages):
-            raise section.wrong(name, "empty or one of languages")
-    return found
 
 
 def used_ids(
@@ -177,15 +127,3 @@ def used_ids(
         yield from (("languages", one, source_vocab_size) for one in found.languages.values())
     if LANGUAGE in found.decoder_prefix:
         yield from (("languages", one, vocab_size) for one in found.languages.values())
-
-
-def _template(section: FieldReader, name: str, words: tuple[str, ...]) -> Template:
-    values = section.values.get(name)
-    rule = f"a list of token ids and of {', '.join(map(repr, words))}"
-    if not isinstance(values, list):
-        raise section.wrong(name, rule)
-    for value in values:
-        is_id = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if not is_id and value not in words:
-            raise section.wrong(name, rule)
-    return tuple(values)

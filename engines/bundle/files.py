@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.fields import Size, Text
 
 MANIFEST_FILE = "manifest.json"
 # Nobody reads it: a process that was killed while it wrote leaves it, and the next to write replaces it.
@@ -43,8 +44,8 @@ class FileStamp(NamedTuple):
 class FileEntry:
     """Fingerprint of one file; ``size`` in bytes, ``sha256`` in lower-case hexadecimal."""
 
-    sha256: str
-    size: int
+    sha256: Text
+    size: Size
 
 
 def hash_files(root: Path) -> dict[str, FileEntry]:

@@ -9,22 +9,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.encoder_decoder import (
-    EncoderDecoder,
-    SourceEntry,
-    read_source_entry,
-    read_text2text,
-)
-from outrider.engines.bundle.fields import FieldReader
+from outrider.engines.bundle.encoder_decoder import EncoderDecoder, SourceEntry
+from outrider.engines.bundle.fields import Count, Size, Text, read_json
 from outrider.engines.bundle.files import MANIFEST_FILE, UNFINISHED_MANIFEST, FileEntry
-from outrider.engines.bundle.plans import PlanEntry, read_plans
-from outrider.engines.bundle.serving_defaults import ServingDefaults, read_serving_defaults
+from outrider.engines.bundle.plans import PlanEntry
+from outrider.engines.bundle.serving_defaults import ServingDefaults
 
 SCHEMA_VERSION = 1
 # Of bundles whose models have an encoder, which an earlier server cannot serve.
 TEXT2TEXT_VERSION = 2
+# Of bundles that name what a server must have for them; no later one changes what the version stands for.
+REQUIRES_VERSION = 3
+_VERSIONS = (SCHEMA_VERSION, TEXT2TEXT_VERSION, REQUIRES_VERSION)
+FEATURES: frozenset[str] = frozenset()
+"""What bundles may require and this server has."""
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
 W8A8 = "w8a8"
@@ -52,16 +54,26 @@ class ModelEntry:
         source: its encoder; None for a decoder-only model.
     """
 
-    path: str
-    num_layers: int
-    num_kv_heads: int
-    head_size: int
-    vocab_size: int
-    weights: str
-    max_tree_nodes: int = 0
-    narrowest_span: int = 2
-    device_precision: str = ""
+    path: Text
+    num_layers: Count
+    num_kv_heads: Count
+    head_size: Count
+    vocab_size: Count
+    weights: Text
+    # Bundles made before there were trees do not have the field; nor, below, those whose graphs do not pad attention
+    # over single tokens, or take no lengths on accelerators.
+    max_tree_nodes: Size = 0
+    narrowest_span: Annotated[int, Meta(ge=1, le=2)] = 2
+    device_precision: Text = ""
     source: SourceEntry | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Form:
+    """What is read of a manifest before the rest."""
+
+    schema_version: Size
+    requires: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +93,25 @@ class Manifest:
         text2text: how requests become tokens where the models have encoders; None for decoder-only ones.
         sources: where checkpoints were fetched from, "organisation/model@commit" by "target" and "draft"; those
             exported from folders have none.
+        requires: names of ``FEATURES`` without which a server would read the rest wrongly.
     """
 
     target: ModelEntry
     draft: ModelEntry | None
-    max_context: int
-    max_batch: int
-    max_gamma: int
-    max_extend: int
-    eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
+    max_context: Count
+    max_batch: Count
+    max_gamma: Size
+    max_extend: Count
+    eos_token_ids: tuple[Size, ...]
+    bos_token_id: Size | None
     files: Mapping[str, FileEntry] = field(default_factory=dict)
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, Text] = field(default_factory=dict)
     certificate: Mapping[str, object] = field(default_factory=dict)
     plans: tuple[PlanEntry, ...] = ()
     serving: ServingDefaults | None = None
     text2text: EncoderDecoder | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, Text] = field(default_factory=dict)
+    requires: tuple[Text, ...] = ()
 
     def no_device(self, path: str) -> str:
         """Return why a model has no graphs for accelerators; empty where its certificate does not say."""
@@ -124,6 +138,8 @@ class Manifest:
     @property
     def schema_version(self) -> int:
         """Return the version of the manifest's form: the least that can say all of it."""
+        if self.requires:
+            return REQUIRES_VERSION
         return SCHEMA_VERSION if self.text2text is None else TEXT2TEXT_VERSION
 
     def to_json(self) -> str:
@@ -135,9 +151,10 @@ class Manifest:
             for model in (values["target"], values["draft"]):
                 if model is not None:
                     del model["source"]
-        if not self.sources:
+        for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.
-            del values["sources"]
+            if not values[name]:
+                del values[name]
         return json.dumps(values, indent=2, sort_keys=True, allow_nan=False) + "\n"
 
     @classmethod
@@ -145,45 +162,27 @@ class Manifest:
         """Manifest of a text.
 
         Raises:
-            BundleError: not JSON, another schema version, or a field that is missing or of the
-                wrong kind, named.
+            BundleError: not JSON, another schema version, something required that this server does not have, or a
+                field that is missing or breaks its rule, named.
         """
-        try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BundleError(f"{MANIFEST_FILE}: not JSON: {error}") from error
-        reader = FieldReader(data, where=MANIFEST_FILE)
-        schema_version = reader.count("schema_version", at_least=0)
-        if schema_version not in (SCHEMA_VERSION, TEXT2TEXT_VERSION):
+        form = read_json(text, _Form, where=MANIFEST_FILE)
+        if form.schema_version not in _VERSIONS:
             raise BundleError(
-                f"{MANIFEST_FILE}: schema_version {schema_version}, this server reads "
-                f"{SCHEMA_VERSION} and {TEXT2TEXT_VERSION}; export the bundle again"
+                f"{MANIFEST_FILE}: schema_version {form.schema_version}, this server reads "
+                f"{_VERSIONS[0]} to {_VERSIONS[-1]}; export the bundle again"
             )
-        text2text = read_text2text(reader)
-        if (text2text is None) != (schema_version == SCHEMA_VERSION):
-            raise reader.wrong("text2text", f"given in schema_version {TEXT2TEXT_VERSION} alone")
-        draft = reader.optional_section("draft")
-        return cls(
-            target=_model_entry(reader.section("target")),
-            draft=None if draft is None else _model_entry(draft),
-            max_context=reader.count("max_context"),
-            max_batch=reader.count("max_batch"),
-            max_gamma=reader.count("max_gamma", at_least=0),
-            max_extend=reader.count("max_extend"),
-            eos_token_ids=reader.counts("eos_token_ids"),
-            bos_token_id=reader.optional_count("bos_token_id"),
-            files={
-                name: FileEntry(sha256=entry.text("sha256"), size=entry.count("size", at_least=0))
-                for name, entry in reader.section("files").sections()
-            },
-            versions=reader.section("versions").texts(),
-            certificate=reader.plain("certificate"),
-            plans=read_plans(reader.items("plans")),
-            serving=read_serving_defaults(reader),
-            text2text=text2text,
-            # Bundles made from folders do not have the field.
-            sources=reader.section("sources").texts() if "sources" in reader.values else {},
-        )
+        if lacking := sorted({*form.requires} - FEATURES):
+            raise BundleError(
+                f"{MANIFEST_FILE}: requires {', '.join(lacking)}, which this server does not have; "
+                "serve it with a newer one"
+            )
+        manifest = read_json(text, cls, where=MANIFEST_FILE)
+        if form.schema_version != manifest.schema_version:
+            raise BundleError(
+                f"{MANIFEST_FILE}: field 'schema_version': expected {manifest.schema_version} of a bundle "
+                f"{'without' if manifest.text2text is None else 'with'} text2text"
+            )
+        return manifest
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
@@ -191,28 +190,3 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
     draft = root / UNFINISHED_MANIFEST
     draft.write_text(manifest.to_json(), encoding="utf-8")
     draft.replace(root / MANIFEST_FILE)
-
-
-def _model_entry(reader: FieldReader) -> ModelEntry:
-    return ModelEntry(
-        path=reader.text("path"),
-        num_layers=reader.count("num_layers"),
-        num_kv_heads=reader.count("num_kv_heads"),
-        head_size=reader.count("head_size"),
-        vocab_size=reader.count("vocab_size"),
-        weights=reader.text("weights"),
-        # Bundles made before there were trees do not have the field.
-        max_tree_nodes=reader.count("max_tree_nodes", at_least=0, default=0),
-        # Nor those whose graphs do not pad attention over single tokens.
-        narrowest_span=reader.count("narrowest_span", at_most=2, default=2),
-        device_precision=_device_precision(reader),
-        source=read_source_entry(reader),
-    )
-
-
-def _device_precision(reader: FieldReader) -> str:
-    # Bundles made before graphs for accelerators took lengths do not have the field.
-    found = reader.values.get("device_precision", "")
-    if not isinstance(found, str) or found not in ("", *DEVICE_PRECISIONS):
-        raise reader.wrong("device_precision", f"one of {', '.join(DEVICE_PRECISIONS)}, or empty")
-    return found

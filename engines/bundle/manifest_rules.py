@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.encoder_decoder import SourceEntry, used_ids
+from outrider.engines.bundle.encoder_decoder import (
+    LANGUAGE,
+    TEXT,
+    EncoderDecoder,
+    SourceEntry,
+    used_ids,
+)
+from outrider.engines.bundle.fields import check_levels
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
-from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.manifest import DEVICE_PRECISIONS, Manifest, ModelEntry
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -29,15 +36,55 @@ def check_manifest(manifest: Manifest) -> None:
             ("bos_token_id", manifest.bos_token_id or 0, manifest.target.vocab_size - 1),
         ]
     )
+    check_levels(manifest.certificate, "certificate", where=MANIFEST_FILE)
+    _check_plans(manifest)
+    if manifest.text2text is not None:
+        _check_texts(manifest.text2text)
     for name, part in parts.items():
         for field_name in ("num_layers", "num_kv_heads", "head_size", "vocab_size"):
             check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
         check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
         _check_source(name, part, manifest)
+        if part.device_precision not in ("", *DEVICE_PRECISIONS):
+            raise BundleError(
+                f"{MANIFEST_FILE}: field '{name}.device_precision' must be empty or one of "
+                f"{', '.join(DEVICE_PRECISIONS)}"
+            )
         if part.max_tree_nodes == 1:
             raise BundleError(
                 f"{MANIFEST_FILE}: field '{name}.max_tree_nodes' must be 0 or at least 2"
             )
+
+
+def _check_plans(manifest: Manifest) -> None:
+    for plan in manifest.plans:
+        for profile in plan.profiles:
+            for axis, sizes in profile.axes().items():
+                if sorted(sizes) != list(sizes):
+                    raise BundleError(
+                        f"{MANIFEST_FILE}: field 'plans': {axis} of a profile of {plan.path} must be three "
+                        "ascending integers"
+                    )
+
+
+def _check_texts(found: EncoderDecoder) -> None:
+    """Refuse templates and languages that contradict one another."""
+    name = "text2text.generation_defaults"
+    check_levels(found.generation_defaults, name, where=MANIFEST_FILE)
+    has_language = LANGUAGE in (*found.decoder_prefix, *found.source_template)
+    wrong = {
+        f"source_template' must have {TEXT!r} in one place": found.source_template.count(TEXT) != 1,
+        "decoder_prefix' must not have 'text'": TEXT in found.decoder_prefix,
+        f"languages' must not be empty: a template has a {LANGUAGE!r}": has_language
+        and not found.languages,
+    } | {
+        f"{name}' must be empty or one of languages": getattr(found, name)
+        not in ("", *found.languages)
+        for name in ("default_source_language", "default_target_language")
+    }
+    for rule, is_broken in wrong.items():
+        if is_broken:
+            raise BundleError(f"{MANIFEST_FILE}: field 'text2text.{rule}")
 
 
 def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:

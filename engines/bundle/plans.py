@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from msgspec import Meta
 from outrider.engines.base import EngineError
-from outrider.engines.bundle.fields import FieldReader
+from outrider.engines.bundle.fields import Text
 from outrider.engines.bundle.limits import MOST_TOKENS
 
 PLANS_FOLDER = "plans"
@@ -26,12 +27,15 @@ DEFAULT_OPT_CHUNK = 128
 CAPACITY_BLOCK = 128
 
 
+Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+
+
 class Range(NamedTuple):
     """Least, tuned and greatest size of an axis."""
 
-    least: int
-    tuned: int
-    most: int
+    least: Tokens
+    tuned: Tokens
+    most: Tokens
 
 
 class Machine(NamedTuple):
@@ -61,7 +65,7 @@ class Profile:
         lists: further axes by name: the lengths of a sampler graph's lists.
     """
 
-    name: str
+    name: Text
     batch: Range
     tokens: Range
     wanted: Range
@@ -113,14 +117,14 @@ class PlanEntry:
         profiles: in the order of the plan's profile indices.
     """
 
-    path: str
-    part: str
-    flavour: str
-    version: str
-    compute_capability: str
-    precision: str
-    capacity: int
-    profiles: tuple[Profile, ...]
+    path: Text
+    part: Text
+    flavour: Text
+    version: Text
+    compute_capability: Text
+    precision: Text
+    capacity: Tokens
+    profiles: Annotated[tuple[Profile, ...], Meta(min_length=1)]
 
 
 def derive_profiles(
@@ -206,56 +210,3 @@ def rows_of_longest(profiles: Sequence[Profile]) -> int:
     """Return how many rows of the longest spans some profile runs together."""
     longest = max(profile.tokens.most for profile in profiles)
     return max(profile.batch.most for profile in profiles if profile.tokens.most == longest)
-
-
-def read_plans(readers: Sequence[FieldReader]) -> tuple[PlanEntry, ...]:
-    """Plans of a manifest.
-
-    Raises:
-        BundleError: a field is missing or of the wrong kind, named.
-    """
-    return tuple(
-        PlanEntry(
-            path=reader.text("path"),
-            part=reader.text("part"),
-            flavour=reader.text("flavour"),
-            version=reader.text("version"),
-            compute_capability=reader.text("compute_capability"),
-            precision=reader.text("precision"),
-            capacity=reader.count("capacity", at_least=0, at_most=MOST_TOKENS),
-            profiles=_read_profiles(reader),
-        )
-        for reader in readers
-    )
-
-
-def _read_profiles(reader: FieldReader) -> tuple[Profile, ...]:
-    profiles = tuple(_read_profile(item) for item in reader.items("profiles"))
-    if not profiles:
-        raise reader.wrong("profiles", "a list of at least one")
-    return profiles
-
-
-def _read_profile(reader: FieldReader) -> Profile:
-    return Profile(
-        name=reader.text("name"),
-        batch=_read_range(reader, "batch"),
-        tokens=_read_range(reader, "tokens"),
-        wanted=_read_range(reader, "wanted"),
-        # Plans of models have none.
-        lists=_read_lists(reader),
-    )
-
-
-def _read_lists(reader: FieldReader) -> dict[str, Range]:
-    if "lists" not in reader.values:
-        return {}
-    lists = reader.section("lists")
-    return {name: _read_range(lists, name) for name in lists.values}
-
-
-def _read_range(reader: FieldReader, name: str) -> Range:
-    sizes = reader.counts(name, at_most=MOST_TOKENS)
-    if len(sizes) != 3 or sorted(sizes) != list(sizes):
-        raise reader.wrong(name, "three ascending integers")
-    return Range(*sizes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.engines.bundle.fields import FieldReader
+from outrider.engines.bundle.fields import Size, Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,29 +20,9 @@ class ServingDefaults:
         source: who found it, and on what.
     """
 
-    drafter: str
-    gamma: int | None
-    phrase_length: int | None = None
-    num_phrases: int | None = None
-    window: int | None = None
-    source: str = ""
-
-
-def read_serving_defaults(reader: FieldReader) -> ServingDefaults | None:
-    """Return those of a manifest; None for a bundle that was never tuned.
-
-    Raises:
-        BundleError: a field is missing or of the wrong kind, named.
-    """
-    if reader.values.get("serving") is None:
-        return None
-    section = reader.section("serving")
-    return ServingDefaults(
-        drafter=section.text("drafter"),
-        gamma=section.optional_count("gamma"),
-        phrase_length=section.optional_count("phrase_length"),
-        num_phrases=section.optional_count("num_phrases"),
-        # Bundles tuned before there was a window do not say.
-        window=section.optional_count("window") if "window" in section.values else None,
-        source=section.text("source"),
-    )
+    drafter: Text
+    gamma: Size | None
+    phrase_length: Size | None = None
+    num_phrases: Size | None = None
+    window: Size | None = None
+    source: Text = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.encoder_decoder import LANGUAGE, Template
+from outrider.engines.bundle.encoder_decoder import LANGUAGE, Template, TemplateToken
 from outrider.export.tokenizers.own import Languages
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -88,7 +88,7 @@ def decoder_prefix(
     begins_with_language = bool(codes) and (start is None or start in codes)
     ends_with_language = bool(codes) and not begins_with_language
     named = start if begins_with_language else forced
-    prefix: list[int | str] = [LANGUAGE if start is None or begins_with_language else start]
+    prefix: list[TemplateToken] = [LANGUAGE if start is None or begins_with_language else start]
     if ends_with_language or (forced is not None and forced in codes):
         prefix.append(LANGUAGE)
     elif forced is not None:

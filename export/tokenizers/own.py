@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.encoder_decoder import LANGUAGE, TEXT, Template
+from outrider.engines.bundle.encoder_decoder import LANGUAGE, TEXT, Template, TemplateToken
 from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.export.tokenizers.pieces import Vocabulary, piece_names, read_model
 from tokenizers import AddedToken
@@ -161,7 +161,7 @@ class OwnTokenizer:
         for start in range(len(whole) - len(text) + 1 if text else 0):
             end = start + len(text)
             if whole[start:end] == text:
-                around: list[int | str] = [*whole[:start], TEXT, *whole[end:]]
+                around: list[TemplateToken] = [*whole[:start], TEXT, *whole[end:]]
                 return tuple(LANGUAGE if one == language else one for one in around)
         raise BundleError(f"{self.name}: its tokenizer puts more than a frame around a text")
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import Annotated
 
+from msgspec import Meta
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
-from outrider.engines.bundle.fields import FieldReader
+from outrider.engines.bundle.fields import Text, check_levels, read_json
 from outrider.engines.bundle.names import (
     CHAT_FOLDER,
     CHAT_TOKENS_FILE,
@@ -33,6 +34,12 @@ class ChatFiles:
     control_tokens: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ChatTokens:
+    special_tokens: Mapping[str, Text]
+    control_tokens: tuple[Annotated[str, Meta(min_length=1)], ...]
+
+
 def read_chat(bundle: Bundle) -> ChatFiles | None:
     """Return what a bundle says of conversations; None where it has no template.
 
@@ -47,14 +54,11 @@ def read_chat(bundle: Bundle) -> ChatFiles | None:
     }
     if not templates:
         return None
-    reader = FieldReader(_json(bundle, CHAT_TOKENS_FILE), where=CHAT_TOKENS_FILE)
-    control = reader.values.get("control_tokens")
-    if not isinstance(control, list) or not all(isinstance(one, str) and one for one in control):
-        raise reader.wrong("control_tokens", "a list of strings that are not empty")
+    tokens = read_json(bundle.read(CHAT_TOKENS_FILE), _ChatTokens, where=CHAT_TOKENS_FILE)
     return ChatFiles(
         templates=templates,
-        special_tokens=reader.section("special_tokens").texts(),
-        control_tokens=tuple(control),
+        special_tokens=tokens.special_tokens,
+        control_tokens=tokens.control_tokens,
     )
 
 
@@ -69,7 +73,9 @@ def read_generation_defaults(bundle: Bundle) -> Mapping[str, object]:
     name = GENERATION_DEFAULTS_FILE
     if name not in bundle.manifest.files:
         return {}
-    return FieldReader({"values": _json(bundle, name)}, where=name).plain("values")
+    defaults = read_json(bundle.read(name), dict[str, object], where=name)
+    check_levels(defaults, "values", where=name)
+    return defaults
 
 
 def _text(bundle: Bundle, name: str) -> str:
@@ -77,11 +83,3 @@ def _text(bundle: Bundle, name: str) -> str:
         return bundle.read(name).decode("utf-8")
     except UnicodeDecodeError as error:
         raise BundleError(f"{name}: not UTF-8") from error
-
-
-def _json(bundle: Bundle, name: str) -> object:
-    try:
-        found: object = json.loads(_text(bundle, name))
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{name}: not JSON: {error}") from error
-    return found

@@ -171,13 +171,14 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> N
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("max_batch", 0, "'max_batch' must be an integer >= 1"),
-        ("max_context", True, "'max_context' must be an integer"),
-        ("eos_token_ids", "1", "'eos_token_ids' must be a list"),
-        ("target", [], "target: must be a JSON object"),
-        ("schema_version", 3, "export the bundle again"),
-        ("schema_version", 2, "'text2text' must be given in"),
-        ("versions", {"onnx": 1}, "versions: field 'onnx' must be a string"),
+        ("max_batch", 0, "'max_batch': Expected `int` >= 1"),
+        ("max_context", True, "'max_context': Expected `int`, got `bool`"),
+        ("eos_token_ids", "1", "'eos_token_ids': Expected `array`, got `str`"),
+        ("target", [], "'target': Expected `object`, got `array`"),
+        ("schema_version", 4, "export the bundle again"),
+        ("schema_version", 2, "'schema_version': expected 1 of a bundle without text2text"),
+        ("requires", ["states", "head"], "requires head, states, which this server does not have"),
+        ("versions", {"onnx": 1}, r"'versions\[\.\.\.\]': Expected `str`, got `int`"),
     ],
 )
 def test_a_wrong_field_is_named(root: Path, field: str, value: object, message: str) -> None:
@@ -190,7 +191,7 @@ def test_a_wrong_field_is_named(root: Path, field: str, value: object, message: 
 def test_a_missing_field_is_named(root: Path) -> None:
     data = json.loads((root / "manifest.json").read_text())
     del data["target"]["head_size"]
-    with pytest.raises(BundleError, match="target: field 'head_size' is missing"):
+    with pytest.raises(BundleError, match="'target': Object missing required field `head_size`"):
         Manifest.from_json(json.dumps(data))
 
 
@@ -247,13 +248,13 @@ def test_a_manifest_says_how_narrow_spans_may_be(root: Path) -> None:
     assert manifest.target.narrowest_span == 1
     assert json.loads(manifest.to_json()) == data
     for broken, rule in (
-        (0, "an integer >= 1"),
-        (3, r"an integer in 1\.\.2"),
-        (True, "an integer"),
+        (0, "`int` >= 1"),
+        (3, "`int` <= 2"),
+        (True, "`int`, got `bool`"),
     ):
         data["target"]["narrowest_span"] = broken
         path.write_text(json.dumps(data))
-        with pytest.raises(BundleError, match=f"'narrowest_span' must be {rule}"):
+        with pytest.raises(BundleError, match=f"'target.narrowest_span': Expected {rule}"):
             load_bundle(root)
 
 
@@ -272,7 +273,7 @@ def test_a_manifest_says_what_accelerators_compute_in(root: Path) -> None:
     assert before.why_no_device(before.manifest.target, "9.0").endswith("export the bundle again")
     for broken in ("float8", 16):
         declare(broken)
-        with pytest.raises(BundleError, match="'device_precision' must be one of float32, "):
+        with pytest.raises(BundleError, match=r"'target\.device_precision'"):
             load_bundle(root)
     declare("float16")
     with pytest.raises(BundleError, match=r"target/device.onnx: the graph of a model is missing"):
@@ -295,5 +296,5 @@ def test_a_manifest_from_before_there_were_trees_has_none(root: Path) -> None:
     assert load_bundle(root).manifest.target.max_tree_nodes == 0
     data["target"]["max_tree_nodes"] = -1
     path.write_text(json.dumps(data))
-    with pytest.raises(BundleError, match="'max_tree_nodes' must be an integer >= 0"):
+    with pytest.raises(BundleError, match=r"'target\.max_tree_nodes': Expected `int` >= 0"):
         load_bundle(root)

@@ -5,6 +5,7 @@ import pytest
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.files import FileEntry
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.manifest_rules import check_manifest
 from outrider.engines.bundle.plans import (
     Machine,
     PlanEntry,
@@ -140,9 +141,9 @@ def test_a_manifest_from_before_plans_has_none() -> None:
 @pytest.mark.parametrize(
     ("broken", "reason"),
     [
-        ({"plans": 3}, "'plans' must be a list"),
-        ({"plans": [3]}, r"plans\[0\]: must be a JSON object"),
-        ({"plans": [{"path": 3}]}, r"plans\[0\]: field 'path' must be a string"),
+        ({"plans": 3}, "'plans': Expected `array`"),
+        ({"plans": [3]}, r"plans\[0\]': Expected `object`"),
+        ({"plans": [{"path": 3}]}, r"plans\[0\]\.path': Expected `str`"),
     ],
 )
 def test_a_broken_plan_entry_is_named(broken: dict[str, object], reason: str) -> None:
@@ -154,8 +155,11 @@ def test_a_broken_plan_entry_is_named(broken: dict[str, object], reason: str) ->
 def test_a_broken_range_is_named(sizes: object) -> None:
     fields = manifest()
     fields["plans"][0]["profiles"][1]["tokens"] = sizes
-    with pytest.raises(BundleError, match=r"plans\[0\]: profiles\[1\]: field 'tokens' must be"):
-        Manifest.from_json(json.dumps(fields))
+    rule = (
+        r"plans\[0\]\.profiles\[1\]\.tokens': Expected `array`|tokens of a profile of .* ascending"
+    )
+    with pytest.raises(BundleError, match=rule):
+        check_manifest(Manifest.from_json(json.dumps(fields)))
 
 
 def test_prompts_share_a_call_where_the_profile_of_the_longest_spans_has_the_rows() -> None:

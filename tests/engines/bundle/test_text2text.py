@@ -89,13 +89,14 @@ def set_text(name: str, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_text("decoder_prefix", []), "'decoder_prefix' must be of at least one token"),
-        (set_text("decoder_prefix", ["text"]), "'decoder_prefix' must be a list of token ids"),
-        (set_text("decoder_prefix", [True]), "'decoder_prefix' must be a list of token ids"),
-        (set_text("source_template", [1]), "'source_template' must be with 'text' in one place"),
-        (set_text("source_template", "text"), "'source_template' must be a list of token ids"),
-        (set_text("languages", {}), "'languages' must be not empty"),
-        (set_text("languages", {"de": -1}), "languages: field 'de' must be an integer >= 0"),
+        (set_text("decoder_prefix", []), "decoder_prefix': Expected `array` of length >= 1"),
+        (set_text("decoder_prefix", ["text"]), "decoder_prefix' must not have 'text'"),
+        (set_text("decoder_prefix", ["lang"]), r"decoder_prefix\[0\]': Invalid enum value$"),
+        (set_text("decoder_prefix", [True]), r"decoder_prefix\[0\]': Expected `int | str`"),
+        (set_text("source_template", [1]), "source_template' must have 'text' in one place"),
+        (set_text("source_template", "text"), "source_template': Expected `array`"),
+        (set_text("languages", {}), "languages' must not be empty"),
+        (set_text("languages", {"de": -1}), r"languages\[...\]': Expected `int` >= 0"),
         (set_text("languages", {"de": 16}), r"'text2text\.languages' must be at most 15"),
         (set_text("banned_token_ids", [16]), r"'text2text\.banned_token_ids' must be at most 15"),
         (
@@ -104,12 +105,15 @@ def set_text(name: str, value: object) -> Callable[[dict[str, Any]], None]:
         ),
         (set_text("source_template", [1] * 32 + [TEXT]), r"source_template' must be at most 32"),
         (set_text("decoder_prefix", [1] * 64), r"decoder_prefix' must be at most 63"),
-        (set_text("default_source_language", "fr"), "'default_source_language' must be empty or"),
-        (set_text("shares_vocabulary", 1), "'shares_vocabulary' must be true or false"),
+        (set_text("default_source_language", "fr"), "default_source_language' must be empty or"),
+        (set_text("shares_vocabulary", 1), "shares_vocabulary': Expected `bool`"),
         (lambda data: data["target"].pop("source"), r"'target\.source' is missing"),
-        (lambda data: data["target"]["source"].pop("head_size"), "field 'head_size' is missing"),
-        (lambda data: data.__setitem__("schema_version", 1), "'text2text' must be given in"),
-        (lambda data: data.__setitem__("text2text", None), "'text2text' must be given in"),
+        (
+            lambda data: data["target"]["source"].pop("head_size"),
+            "Object missing required field `head_size`",
+        ),
+        (lambda data: data.__setitem__("schema_version", 1), "'schema_version': expected"),
+        (lambda data: data.__setitem__("text2text", None), "'schema_version': expected"),
     ],
 )
 def test_contradictions_are_refused(
