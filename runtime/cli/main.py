@@ -26,6 +26,8 @@ from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 from outrider.runtime.cli.serve import command as cli_serve
 from outrider.runtime.cli.serve.settings import CONTEXT
 
+QUICK_SAMPLES = 200
+
 app = typer.Typer(
     name="outrider",
     help="Exact speculative decoding: export a pair of models, serve it, stream completions.",
@@ -131,23 +133,29 @@ def verify_sampler(
     sampler: Annotated[str, typer.Option(help="The one to prove: auto, host or device.")] = "auto",
     prompt: Annotated[list[str] | None, typer.Option(help="Of your own; repeatable.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file of them, one per line.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"{QUICK_SAMPLES} samples, one random prompt.")
+    ] = False,
 ) -> None:
     """Prove on this bundle that speculation leaves the target's distribution alone."""
-    from outrider.runtime.cli.progress import compile_stage
+    from outrider.runtime.cli.progress import BuildProgress, compile_stage
 
     with refusals(), compile_stage():
         from outrider.runtime.offline.prompts import own_prompts
-        from outrider.runtime.verify.command import MAX_TOKENS, verify
+        from outrider.runtime.verify.command import MAX_TOKENS, NUM_PROMPTS, verify
 
-    with refusals():
+    with refusals(), BuildProgress() as progress:
+        progress.say(f"opening {bundle}")
         report = verify(
             bundle,
-            num_samples=samples,
+            num_samples=min(samples, QUICK_SAMPLES) if quick else samples,
             false_alarm=false_alarm,
             seed=seed,
             device=device,
             place=sampler,
             prompts_of=own_prompts(prompt or (), prompts, max_tokens=MAX_TOKENS),
+            num_prompts=1 if quick else NUM_PROMPTS,
+            report=progress.report,
         )
     typer.echo(report.table())
     raise typer.Exit(0 if report.has_passed else EXIT_FAILED)

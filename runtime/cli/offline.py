@@ -90,7 +90,8 @@ def analyze(
         )
         with BuildProgress() as progress:
             wanted = options.quick() if quick else options
-            found = analyze_bundle(bundle, prompts, wanted, progress.report)
+            progress.say(f"opening {bundle}")
+            found = analyze_bundle(bundle, prompts, wanted, progress.report, progress.expect)
         page = write_analysis(found, out or Path(f"{found.bundle}-analysis"))
     typer.echo(str(page))
     typer.echo(recommendation(found))
@@ -150,7 +151,8 @@ def tune(
         )
         with BuildProgress() as progress:
             wanted = options.quick() if quick else options
-            found = tune_bundle(bundle, prompts, wanted, progress.report)
+            progress.say(f"opening {bundle}")
+            found = tune_bundle(bundle, prompts, wanted, progress.report, progress.expect)
         page = write_tuning(found, out or Path(f"{found.bundle}-tuning"))
         if found.choice is not None and not dry_run:
             write_serving_defaults(bundle, found.choice)

@@ -11,7 +11,15 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 # The live line of a stage: seldom enough to leave measured step costs alone.
 STAGE_REFRESHES_PER_S = 2
@@ -57,6 +65,13 @@ def compile_stage(
         yield
 
 
+def duration(seconds: float) -> str:
+    """Return a length of time in words, as exact as a guess deserves: "40 s", "12 min", "1.5 h"."""
+    if seconds < 90.0:
+        return f"{max(1.0, seconds):.0f} s"
+    return f"{seconds / 60.0:.0f} min" if seconds < 5400.0 else f"{seconds / 3600.0:.1f} h"
+
+
 class BuildProgress:
     """Shows a bar for each phase that ``report`` names, or lines where there is no terminal; a context manager.
 
@@ -71,13 +86,15 @@ class BuildProgress:
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TimeElapsedColumn(),
+            TimeRemainingColumn(),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
         self._clock = clock
-        # By phase, when its last line was printed.
+        # By phase, when it began and when its last line was printed.
+        self._begun_s: dict[str, float] = {}
         self._told_s: dict[str, float] = {}
         # The builder reports from threads of its own.
         self._lock = threading.Lock()
@@ -113,11 +130,22 @@ class BuildProgress:
 
     def _print(self, phase: str, step: int, num_steps: int) -> None:
         now_s = self._clock()
+        begun_s = self._begun_s.setdefault(phase, now_s)
         is_last = step == num_steps
         if is_last or now_s - self._told_s.get(phase, -math.inf) >= LINE_EVERY_S:
             self._told_s[phase] = now_s
             line = f"outrider: {phase}: {step} of {num_steps}{'' if is_last else ' ...'}"
+            if step and not is_last and now_s > begun_s:
+                line += f" about {duration((now_s - begun_s) / step * (num_steps - step))} left"
             self._console.print(line, soft_wrap=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        self._console.print(f"outrider: {text}", soft_wrap=True, highlight=False, markup=False)
+
+    def expect(self, work: str, seconds: float) -> None:
+        """Say how long work will take in all."""
+        self.say(f"{work}: about {duration(seconds)}; --quick takes less")
 
 
 class ExportProgress(BuildProgress):

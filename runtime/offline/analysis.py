@@ -27,17 +27,36 @@ from outrider.runtime.offline.options import (
 from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.results import AlphaRow, Analysis, CostRow, SpeedRow, TraceRow
 from outrider.runtime.offline.rig import Rig
-from outrider.runtime.offline.speed import PLAIN, Measured, Report, measure_settings
+from outrider.runtime.offline.speed import (
+    PLAIN,
+    Expect,
+    Measured,
+    Report,
+    measure_settings,
+    say_expected,
+)
 from outrider.runtime.offline.step_costs import StepCosts
 from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
 
 TRACE_TOKENS = 24
 
 
-def analyze(bundle: Path, prompts: Path, options: AnalysisOptions, report: Report) -> Analysis:
-    """Measure a bundle over the prompts of a file (``read_prompts``); raises as ``opened``."""
+def analyze(
+    bundle: Path, prompts: Path, options: AnalysisOptions, report: Report, expect: Expect
+) -> Analysis:
+    """Measure a bundle over the prompts of a file (``read_prompts``); raises as ``opened``.
+
+    Args:
+        bundle: folder of the bundle.
+        prompts: file of them.
+        options: of the measurement.
+        report: called with a phase, the steps done of it and their number.
+        expect: see ``Expect``.
+    """
     with opened(bundle, prompts, options) as (rig, encoded, fitted):
-        return _Bench(rig, encoded, fitted, report).analysis()
+        bench = _Bench(rig, encoded, fitted, report)
+        bench.say_expected(expect)
+        return bench.analysis()
 
 
 class _Bench:
@@ -53,6 +72,15 @@ class _Bench:
         # Alpha counts every position: thresholds below which counts do not draft are off.
         self._all = _drafters(rig, replace(options.drafting(), min_prob=0.0))
         self._names = chosen_drafters(options.drafters, tuple(self._all), self._all.guessers)
+
+    def say_expected(self, expect: Expect) -> None:
+        """Say how long it will take."""
+        options = self._options
+        num_cells = 1 + len(self._names) * len(options.gammas)
+        # Texts for alpha are one run more, and judging every position of them about another.
+        num_runs = len(options.temperatures) * (2 + options.rounds * num_cells)
+        temperature = max(options.temperatures)
+        say_expected(self._rig, self._prompts, options, temperature, num_runs, expect)
 
     def analysis(self) -> Analysis:
         """Measure everything, one temperature after the other."""

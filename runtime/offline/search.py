@@ -115,6 +115,22 @@ def search_drafter(
     return trials
 
 
+def num_cells(
+    name: str,
+    gammas: Sequence[int | None],
+    windows: Sequence[int],
+    phrase_lengths: Sequence[int],
+) -> int:
+    """Return how many settings ``search_drafter`` measures in a round, plain decoding of each stage included."""
+    start = SpeculationParams(drafter=name)
+    stages = [len(gammas)]
+    if windows and is_used(replace(start, window=1)):
+        stages.append(len(windows))
+    if all(is_used(replace(start, phrase_length=length)) for length in phrase_lengths):
+        stages.append(len(phrase_lengths))
+    return sum(1 + one for one in stages)
+
+
 def is_used(params: SpeculationParams) -> bool:
     """Return whether a drafter uses all of its parameters, by the rule for requests."""
     try:

@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.events import Finished, SpeculationReport
 from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.gamma.costs import RowKind
 from outrider.runtime.offline.options import MeasureOptions
 from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.rig import Rig
+from outrider.runtime.offline.step_costs import StepCosts
 
 Report = Callable[[str, int, int], None]
+Expect = Callable[[str, float], None]
+"""Called with what will be done, and the seconds that it will take, before anything is measured."""
 
 PLAIN = SpeculationParams(is_enabled=False)
 Interval = tuple[float, float]
@@ -64,6 +68,30 @@ def median_interval(values: Sequence[float]) -> Interval | None:
             break
         num_beyond = count
     return None if num_beyond < 0 else (ranked[num_beyond], ranked[-1 - num_beyond])
+
+
+def say_expected(
+    rig: Rig,
+    prompts: Prompts,
+    options: MeasureOptions,
+    temperature: float,
+    num_runs: int,
+    expect: Expect,
+) -> None:
+    """Say how long so many runs over the prompts take at the step costs of this machine, without drafts."""
+    assert rig.costs is not None, "the rig was opened to know them"
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    costs = StepCosts(
+        table=rig.costs,
+        kind=RowKind.GREEDY if temperature == 0.0 else RowKind.SAMPLED,
+        batch=options.batch,
+        num_cached=longest + options.max_tokens,
+    )
+    group_s = costs.target_s(longest) + options.max_tokens * costs.step_s(1)
+    expect(
+        f"{num_runs} runs over {len(prompts)} prompts with answers of {options.max_tokens} tokens",
+        num_runs * math.ceil(len(prompts) / options.batch) * group_s,
+    )
 
 
 def measure_settings(

@@ -28,10 +28,11 @@ from outrider.runtime.offline.search import (
     Contest,
     Trial,
     contest,
+    num_cells,
     search_drafter,
     serving_defaults,
 )
-from outrider.runtime.offline.speed import Measured, Report, measure_settings
+from outrider.runtime.offline.speed import Expect, Measured, Report, measure_settings, say_expected
 
 DEFAULT_DRAFTERS = ("model", "ouroboros", "lookup", "suffix")
 
@@ -85,10 +86,12 @@ class Tuning:
     source: str
 
 
-def tune(bundle: Path, prompts: Path, options: TuneOptions, report: Report) -> Tuning:
-    """Search over drafters and their parameters, and leave the bundle as it is; raises as ``opened``."""
+def tune(
+    bundle: Path, prompts: Path, options: TuneOptions, report: Report, expect: Expect
+) -> Tuning:
+    """Search over drafters and their parameters, and leave the bundle as it is; arguments and errors as ``analyze``."""
     with opened(bundle, prompts, options) as (rig, encoded, fitted):
-        return _search(rig, encoded, fitted, report)
+        return _search(rig, encoded, fitted, report, expect)
 
 
 def write_serving_defaults(root: Path, defaults: ServingDefaults) -> None:
@@ -101,11 +104,16 @@ def write_serving_defaults(root: Path, defaults: ServingDefaults) -> None:
     write_manifest(root, replace(manifest, serving=defaults))
 
 
-def _search(rig: Rig, prompts: Prompts, options: TuneOptions, report: Report) -> Tuning:
+def _search(
+    rig: Rig, prompts: Prompts, options: TuneOptions, report: Report, expect: Expect
+) -> Tuning:
     worker = rig.worker
     names = chosen_drafters(
         options.drafters, worker.drafter_names, worker.guesser_names, default=DEFAULT_DRAFTERS
     )
+    candidates = ((None, *options.gammas), options.windows, options.phrase_lengths)
+    num_runs = options.rounds * sum(num_cells(name, *candidates) for name in names)
+    say_expected(rig, prompts, options, options.temperature, num_runs, expect)
     trials: list[Trial] = []
     for name in names:
 
@@ -122,9 +130,7 @@ def _search(rig: Rig, prompts: Prompts, options: TuneOptions, report: Report) ->
                 report=report,
             )
 
-        trials += search_drafter(
-            name, (None, *options.gammas), options.windows, options.phrase_lengths, measure
-        )
+        trials += search_drafter(name, *candidates, measure)
     found, source = contest(trials), _source(rig, options, len(prompts))
     return Tuning(
         bundle=rig.bundle.root.name,

@@ -29,11 +29,13 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.runtime.core.params import Prompt
 from outrider.runtime.oracle.block import emitted_probs_block
 from outrider.runtime.oracle.verification import emitted_probs
-from outrider.runtime.verify.pair import NUM_TOKENS, check_pair
+from outrider.runtime.verify.pair import NUM_TOKENS, pair_steps
 from outrider.runtime.verify.report import Check, VerifyReport
 from outrider.runtime.verify.rounds import NUM_SEQUENCE, RUN_GAMMA, Bench
 
 Prompts = Sequence[Prompt]
+Report = Callable[[str, int, int], None]
+Step = Callable[[], list[Check]]
 
 NUM_PROMPTS = 2
 NUM_PROMPT_TOKENS = 8
@@ -64,6 +66,8 @@ def verify(
     device: str = "cpu",
     place: str = "auto",
     prompts_of: Callable[[Bundle], Prompts] | None = None,
+    num_prompts: int = NUM_PROMPTS,
+    report: Report = lambda phase, step, num_steps: None,
 ) -> VerifyReport:
     """Run all checks on a bundle.
 
@@ -75,6 +79,8 @@ def verify(
         device: as in ``open_pair``.
         place: of the sampler: "host", "device" or "auto".
         prompts_of: prompts for a bundle; None for random tokens.
+        num_prompts: of random tokens.
+        report: called with the prompt, the checks done on it and their number.
 
     Raises:
         BundleError: the bundle does not fit its manifest.
@@ -85,9 +91,10 @@ def verify(
     num_rows = min(NUM_ROWS, manifest.max_batch)
     pair = open_pair(bundle, device=device, sampler=place, max_batch=num_rows, with_trees=True)
     draft = pair.draft if manifest.max_gamma > 0 else None
-    prompts = (prompts_of or partial(_random_prompts, seed))(bundle)
+    prompts = (prompts_of or partial(_random_prompts, seed, num_prompts))(bundle)
     checks: list[Check] = []
     for number, prompt in enumerate(prompts):
+        name = f"prompt {number}"
         bench = Bench(
             target=pair.target,
             draft=draft,
@@ -97,42 +104,49 @@ def verify(
             num_samples=num_samples,
             seed=seed,
         )
-        for name, params in SETTINGS.items():
-            title = f"prompt {number}: draw, {name}"
-            checks.append(bench.check_first(title, params, ExactnessMode.MAX_ACCEPT, 0))
-        if draft is not None:
-            checks += _check_rounds(bench, f"prompt {number}", min(RUN_GAMMA, manifest.max_gamma))
-        for way, drafter in bench.drafts() if manifest.max_gamma >= NUM_SEQUENCE - 1 else ():
-            title = f"prompt {number}: sequences, {way}, penalties"
-            checks.append(bench.check_sequences(title, SEVERE, drafter))
+        steps = list(_steps(bench, name, manifest.max_gamma, has_draft=draft is not None))
         # Whole completions take most of the time: of random prompts the first is enough.
         if number == 0 or prompts_of is not None:
             real = replace(pair, draft=draft)
-            checks += check_pair(bundle, real, f"prompt {number}", prompt, num_samples, seed)
+            steps += pair_steps(bundle, real, name, prompt, num_samples, seed)
+        for done, step in enumerate(steps):
+            report(name, done, len(steps))
+            checks += step()
     pair.close()
     return VerifyReport(
         checks=tuple(checks), false_alarm=false_alarm, accepted=manifest.accepted_words()
     )
 
 
-def _check_rounds(bench: Bench, name: str, gamma: int) -> Iterator[Check]:
-    """Yield a check of every rule that judges sampled drafts."""
+def _steps(bench: Bench, name: str, max_gamma: int, *, has_draft: bool) -> Iterator[Step]:
+    """Yield the checks of one prompt's rows, to be called."""
+    mode = ExactnessMode.MAX_ACCEPT
+    for title, params in SETTINGS.items():
+        yield partial(bench.check_first, f"{name}: draw, {title}", params, mode, 0)
+    if has_draft:
+        yield from _round_steps(bench, name, min(RUN_GAMMA, max_gamma))
+    for way, drafter in bench.drafts() if max_gamma >= NUM_SEQUENCE - 1 else ():
+        title = f"{name}: sequences, {way}, penalties"
+        yield partial(bench.check_sequences, title, SEVERE, drafter)
+
+
+def _round_steps(bench: Bench, name: str, gamma: int) -> Iterator[Step]:
+    """Yield a check of every rule that judges sampled drafts, to be called."""
     for title, params in SETTINGS.items():
         for mode in (ExactnessMode.MAX_ACCEPT, ExactnessMode.SEED_STABLE):
-            yield bench.check_first(f"{name}: round, {mode.value}, {title}", params, mode, 1)
-    yield from bench.check_runs(
-        f"{name}: runs, token by token", emitted_probs, gamma, verifies_block=False
-    )
-    yield from bench.check_runs(
-        f"{name}: runs, as a block", emitted_probs_block, gamma, verifies_block=True
-    )
+            yield partial(
+                bench.check_first, f"{name}: round, {mode.value}, {title}", params, mode, 1
+            )
+    rules = {"token by token": (emitted_probs, False), "as a block": (emitted_probs_block, True)}
+    for rule, (emitted, is_block) in rules.items():
+        title = f"{name}: runs, {rule}"
+        yield partial(bench.check_runs, title, emitted, gamma, verifies_block=is_block)
     if gamma >= NUM_SEQUENCE - 1:
-        yield from bench.check_shares(
-            f"{name}: block, whole vocabulary", SETTINGS[PENALISED], verifies_block=True
-        )
+        title = f"{name}: block, whole vocabulary"
+        yield partial(bench.check_shares, title, SETTINGS[PENALISED], verifies_block=True)
 
 
-def _random_prompts(seed: int, bundle: Bundle) -> Prompts:
+def _random_prompts(seed: int, num_prompts: int, bundle: Bundle) -> Prompts:
     """Return prompts of random tokens; for models with an encoder random sources, in any language."""
     generator = np.random.default_rng(seed)
     manifest = bundle.manifest
@@ -140,7 +154,7 @@ def _random_prompts(seed: int, bundle: Bundle) -> Prompts:
     vocab_size, length = manifest.target.vocab_size, NUM_PROMPT_TOKENS
     if source is not None:
         vocab_size, length = source.vocab_size, min(length, source.max_source)
-    ids = generator.integers(0, vocab_size, size=(NUM_PROMPTS, length))
+    ids = generator.integers(0, vocab_size, size=(num_prompts, length))
     rows = [tuple(int(token) for token in row) for row in ids]
     if text2text is None:
         return [Prompt(row) for row in rows]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import TOKENIZER_FILE
@@ -38,10 +38,10 @@ class Way:
     params: SamplingParams = PLAIN
 
 
-def check_pair(
+def pair_steps(
     bundle: Bundle, pair: Pair, name: str, prompt: Prompt, num_samples: int, seed: int
-) -> Iterator[Check]:
-    """Yield checks of completions with speculation of every kind against the target alone.
+) -> Iterator[Callable[[], list[Check]]]:
+    """Yield the checks of completions with speculation of each kind against the target alone, to be called.
 
     One per position of the tokens, of completions with other seeds. ``seed_stable`` completions of the same seeds are
     equal, where the target gives a token the same bits in any batch.
@@ -58,25 +58,33 @@ def check_pair(
     ) -> list[tuple[int, ...]]:
         return _completions(bundle, pair, prompt, params, speculation, seeds)
 
-    for way in _ways(bundle, pair):
+    def check(way: Way) -> list[Check]:
         found = tokens_of(way.params, way.speculation, with_seeds)
         alone = tokens_of(way.params, off, others)
-        for k in range(NUM_TOKENS):
-            yield Check(
+        checks = [
+            Check(
                 name=f"{name}: pair, {way.name}, token {k + 1}",
                 num_draws=2 * num_samples,
                 p_value=homogeneity(
                     Counter(run[k] for run in found), Counter(run[k] for run in alone)
                 ),
             )
+            for k in range(NUM_TOKENS)
+        ]
         if pair.target.is_row_invariant and not way.speculation.verifies_block:
             asked = replace(way.speculation, mode=ExactnessMode.SEED_STABLE)
             found = tokens_of(way.params, asked, few)
-            yield Check(
-                name=f"{name}: pair, {way.name}, seed_stable tokens equal",
-                num_draws=2 * len(few),
-                p_value=float(found == tokens_of(way.params, stable, few)),
+            checks.append(
+                Check(
+                    name=f"{name}: pair, {way.name}, seed_stable tokens equal",
+                    num_draws=2 * len(few),
+                    p_value=float(found == tokens_of(way.params, stable, few)),
+                )
             )
+        return checks
+
+    for way in _ways(bundle, pair):
+        yield partial(check, way)
 
 
 def _ways(bundle: Bundle, pair: Pair) -> Iterator[Way]:

@@ -88,15 +88,15 @@ class Bench:
 
     def check_first(
         self, name: str, params: SamplingParams, mode: ExactnessMode, gamma: int
-    ) -> Check:
+    ) -> list[Check]:
         """Check the first tokens of rounds of ``gamma`` drafts against the target; 0 drafts are plain draws."""
         runs = self._runs(params, mode, self._chain(gamma) if gamma else no_draft)
         counts = Counter(run[0] for run in runs)
         probs = self._probs(params, ())
         p_value = goodness_of_fit(counts, probs)
-        return Check(name=name, num_draws=counts.total(), p_value=p_value)
+        return [Check(name=name, num_draws=counts.total(), p_value=p_value)]
 
-    def check_sequences(self, name: str, params: SamplingParams, draft: Drafter) -> Check:
+    def check_sequences(self, name: str, params: SamplingParams, draft: Drafter) -> list[Check]:
         """Check rounds over the likeliest tokens, which the target completes, against the target's sequences.
 
         Every parameter applies behind accepted tokens and on bonus tokens, or the sequences have another distribution.
@@ -112,7 +112,7 @@ class Bench:
             found = tuple(places[token] for token in run) if is_possible else ()
             counts[index[self._completed(found, target)] if is_possible else len(index)] += 1
         p_value = goodness_of_fit(counts, np.array([*wanted.values(), 0.0]))
-        return Check(name=name, num_draws=counts.total(), p_value=p_value)
+        return [Check(name=name, num_draws=counts.total(), p_value=p_value)]
 
     def check_shares(
         self, name: str, params: SamplingParams, *, verifies_block: bool

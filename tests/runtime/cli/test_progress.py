@@ -37,7 +37,7 @@ def test_without_a_terminal_long_work_is_told_in_lines(capsys: pytest.CaptureFix
         progress.report("traces", 1, 1)
     assert capsys.readouterr().err.splitlines() == [
         "outrider: speed: 1 of 5 ...",
-        "outrider: speed: 4 of 5 ...",
+        "outrider: speed: 4 of 5 ... about 3 s left",
         "outrider: speed: 5 of 5",
         "outrider: traces: 1 of 1",
     ]
@@ -55,7 +55,7 @@ def test_an_export_is_told_by_stages_and_the_steps_of_long_ones(capsys: pytest.C
         "export:    0.0 s  target: loading llama",
         "export:    2.5 s  target: storing the weights as int8",
         "outrider: target: weights: 1 of 4 ...",
-        "outrider: target: weights: 3 of 4 ...",
+        "outrider: target: weights: 3 of 4 ... about 4 s left",
         "export:   14.0 s  manifest: hashing files",
     ]
 
@@ -69,3 +69,15 @@ def test_a_terminal_shows_the_stage_that_is_under_way(monkeypatch: pytest.Monkey
         progress.report("weights", 2, 2)
         progress.stage("second")
         assert [task.description for task in progress._progress.tasks] == ["second"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (89.0, "89 s"), (91.0, "2 min"), (5399.0, "90 min"), (5400.0, "1.5 h")],
+)
+def test_what_will_take_long_says_so_before_it_begins(
+    seconds: float, words: str, capsys: pytest.CaptureFixture[str]
+):
+    with BuildProgress() as progress:
+        progress.expect("14 runs", seconds)
+    assert capsys.readouterr().err == f"outrider: 14 runs: about {words}; --quick takes less\n"

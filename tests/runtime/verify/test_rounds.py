@@ -83,7 +83,7 @@ def test_a_block_judge_that_leaves_its_rule_fails(monkeypatch, bench, old, new):
 def test_sequences_of_every_way_to_draft_have_the_targets_distribution(bench, drafts):
     assert len(drafts) == 5
     for name, draft in drafts.items():
-        assert bench.check_sequences(name, SEVERE, draft).p_value > 1e-3, name
+        assert bench.check_sequences(name, SEVERE, draft)[0].p_value > 1e-3, name
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_sequences_of_every_way_to_draft_have_the_targets_distribution(bench, dr
 )  # fmt: skip
 def test_a_judge_that_leaves_the_target_fails(monkeypatch, bench, drafts, way, module, old, new):
     put_in(monkeypatch, module, old, new)
-    assert bench.check_sequences(way, SEVERE, drafts[way]).p_value < LEVEL
+    assert bench.check_sequences(way, SEVERE, drafts[way])[0].p_value < LEVEL
 
 
 def test_blocks_are_checked_token_by_token_over_the_whole_vocabulary(monkeypatch, bench):
