@@ -19,6 +19,7 @@ from outrider.runtime.cli.connection import (
     TlsKey,
 )
 from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.gamma.verdicts import verdict_words
 
 if TYPE_CHECKING:
     from outrider.v1 import inference_pb2 as wire
@@ -97,6 +98,11 @@ def table(found: wire.GetServerInfoResponse) -> Iterator[str]:
         rows["speed-up of late"] = f"{speculation.control.speed_up:.2f}"
     for name, value in rows.items():
         yield f"{name:<22} {value}"
+    for one in speculation.control.verdicts:
+        alpha = one.alpha if one.HasField("alpha") else None
+        least = one.least_alpha if one.HasField("least_alpha") else None
+        words = verdict_words(one.drafter, alpha, least)
+        yield f"{'verdict':<22} {words}, {one.num_rows} at a time"
 
 
 def _listed(values: Any) -> str:

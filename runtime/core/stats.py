@@ -113,6 +113,22 @@ def _ratio(numerator: int, denominator: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterVerdict:
+    """Whether a drafter pays at the present load.
+
+    Attributes:
+        alpha: share of its draft tokens that was kept of late, over positions that were reached; None for too few.
+        least_alpha: share from which on it is faster than plain decoding; None where none is enough.
+        num_rows: rows that decode together, at which that holds.
+    """
+
+    drafter: str
+    alpha: float | None
+    least_alpha: float | None
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlReport:
     """What the controller's choices brought in recent traffic.
 
@@ -125,6 +141,7 @@ class ControlReport:
         num_steps_off: decoding steps without, probes included, since the start.
         num_probes: steps without drafts that measured what drafts gain, since the start.
         cost_share: of the decoding time, spent on choosing.
+        verdicts: of the default drafter, and of those that requests had of late.
     """
 
     speed_up: float | None
@@ -134,3 +151,4 @@ class ControlReport:
     num_steps_off: int
     num_probes: int
     cost_share: float = 0.0
+    verdicts: tuple[DrafterVerdict, ...] = ()

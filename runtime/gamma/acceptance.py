@@ -11,13 +11,15 @@ answer alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Rates = npt.NDArray[np.float64]
+Group = tuple[str, bool]
+"""Requests whose drafts fare alike: their drafter, and whether they are greedy."""
 
 # As in 0.1.0, where they were chosen on the demo pair; judged on 125M and an unseen pair (docs/measurements.md).
 REQUEST_DECAY = 0.96  # of a request's evidence per round: about 25 rounds count
@@ -29,7 +31,7 @@ GROUP_WEIGHT = 8.0  # trials that the group weighs against a request's own
 OLD_TRIALS = 32.0  # that old evidence weighs at most in a try: 8 new ones must be able to turn it
 LEAST_RATE, MOST_RATE = 0.01, 0.99  # bounds of every estimate, so that odds stay finite
 MOST_GROUPS = 64  # groups that are kept; the one unused for longest goes first
-HITS, TRIALS, ASKED, PROPOSED, CALLED = range(5)
+HITS, TRIALS, JUDGED, ASKED, PROPOSED, CALLED = range(6)
 
 
 class Round(NamedTuple):
@@ -43,7 +45,7 @@ class Round(NamedTuple):
     """
 
     request: str
-    group: Hashable
+    group: Group
     num_asked: int
     num_drafted: int
     num_called: int
@@ -64,15 +66,16 @@ class Acceptance:
 
     def __init__(self, max_gamma: int) -> None:
         self._max_gamma = max_gamma
-        # [5, G] float64 each: hits, trials, and how often a token was asked for, proposed, and called for.
+        # [6, G] float64 each: hits, trials, those of them whose token was proposed, and how often a token was asked
+        # for, proposed, and called for.
         self._requests: dict[str, Rates] = {}
-        self._groups: dict[Hashable, Rates] = {}  # the one unused for longest first
+        self._groups: dict[Group, Rates] = {}  # the one unused for longest first
 
     def keep_only(self, requests: Collection[str]) -> None:
         """Forget the requests that are not named."""
         self._requests = {name: one for name, one in self._requests.items() if name in requests}
 
-    def soften(self, group: Hashable) -> None:
+    def soften(self, group: Group) -> None:
         """Let the old evidence of a group that is tried again weigh no more than ``OLD_TRIALS``."""
         evidence = self._of_group(group)
         evidence *= min(1.0, OLD_TRIALS / max(1.0, float(evidence[TRIALS].max())))
@@ -91,11 +94,12 @@ class Acceptance:
                     evidence[HITS, : one.num_accepted] += 1.0
                 # The position after the last kept one was tried too: rejected, or asked for and not proposed.
                 evidence[TRIALS, : min(one.num_accepted + 1, one.num_asked)] += 1.0
+                evidence[JUDGED, : min(one.num_accepted + 1, one.num_drafted)] += 1.0
                 evidence[ASKED, : one.num_asked] += 1.0
                 evidence[PROPOSED, : one.num_drafted] += 1.0
                 evidence[CALLED, : one.num_called] += 1.0
 
-    def expect(self, rows: Sequence[tuple[str, Hashable]]) -> Expected:
+    def expect(self, rows: Sequence[tuple[str, Group]]) -> Expected:
         """Return the probabilities of the next draft tokens, for the request and group of each row.
 
         A request that does better or worse than its group does so at every position: its odds are the group's times
@@ -124,7 +128,14 @@ class Acceptance:
         asked, proposed, called = counts.transpose(1, 0, 2)
         return Expected(survival, proposed / asked, called / asked)
 
-    def _of_group(self, key: Hashable) -> Rates:
+    def kept(self) -> dict[Group, tuple[float, float]]:
+        """Return how many proposed tokens of each group were kept and judged of late; callable from any thread."""
+        return {
+            key: (float(evidence[HITS].sum()), float(evidence[JUDGED].sum()))
+            for key, evidence in list(self._groups.items())
+        }
+
+    def _of_group(self, key: Group) -> Rates:
         """Return the evidence of a group; a new one takes the place of the one unused for longest."""
         evidence = self._groups.pop(key, None)
         if evidence is None:
@@ -135,4 +146,4 @@ class Acceptance:
         return evidence
 
     def _empty(self) -> Rates:
-        return np.zeros((5, self._max_gamma))
+        return np.zeros((6, self._max_gamma))

@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from outrider.engines.sampling.base import Verdict
 from outrider.engines.trees import tree_layout
 from outrider.runtime.core.request import Request
-from outrider.runtime.core.stats import ControlReport
+from outrider.runtime.core.stats import ControlReport, DrafterVerdict
 from outrider.runtime.drafters.base import Draft
+from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.gamma import guard
-from outrider.runtime.gamma.acceptance import MOST_GROUPS, Acceptance, Round
+from outrider.runtime.gamma.acceptance import MOST_GROUPS, Acceptance, Group, Round
 from outrider.runtime.gamma.choose import Options, Rows, options_of
-from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.gamma.costs import CostTable, RowKind
 from outrider.runtime.gamma.report import GammaStats
 from outrider.runtime.gamma.step_times import StepTimes
+from outrider.runtime.gamma.verdicts import LEAST_TRIALS, least_alpha
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class Decision:
 
     gammas: dict[str, int] = field(default_factory=dict)
     longest: int = 0
-    load: tuple[int, set[Hashable]] = field(default_factory=lambda: (0, set()))
+    load: tuple[int, set[Group]] = field(default_factory=lambda: (0, set()))
     is_due: bool = True
     num_steps: int = 0
     owed_s: float = 0.0
@@ -87,7 +89,7 @@ class Measurement:
     num_left: int = 0
     until_probe: int = guard.FIRST_PROBE
     num_plain: int = 0
-    num_tries: dict[Hashable, int] = field(default_factory=dict)
+    num_tries: dict[Group, int] = field(default_factory=dict)
     try_at_s: float = 0.0
 
     def stop(self) -> None:
@@ -122,6 +124,7 @@ class Controller:
         uses_model: returns True for the name of a drafter that calls the draft model.
         packs_rows: True where the engines' calls cost by the total of their tokens.
         are_waiting: returns True while requests wait for the slots of those that end.
+        default_drafter: whose verdict is reported before any request.
         clock: seconds; deadlines are on it, and steps are timed by it.
     """
 
@@ -134,6 +137,7 @@ class Controller:
         uses_model: Callable[[str], bool],
         packs_rows: bool = False,
         are_waiting: Callable[[], bool] = lambda: False,
+        default_drafter: str = NONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._times = StepTimes(
@@ -153,7 +157,7 @@ class Controller:
         self._step = ChosenStep()
         self._rounds: list[Round] = []
         self._fixed_until_s = -np.inf
-        self._elapsed = 0.0
+        self._elapsed, self._default_drafter = 0.0, default_drafter
 
     def choose(self, live: Sequence[Request], caps: Gammas) -> Gammas:
         """Return the gammas of the next step.
@@ -203,7 +207,24 @@ class Controller:
 
     def report(self) -> ControlReport:
         """Return what the choices brought; callable from any thread."""
-        return self._stats.report()
+        return replace(self._stats.report(), verdicts=tuple(self._verdicts()))
+
+    def _verdicts(self) -> Iterator[DrafterVerdict]:
+        found: dict[str, dict[bool, tuple[float, float]]] = {self._default_drafter: {}}
+        for (drafter, is_greedy), counts in self._acceptance.kept().items():
+            found.setdefault(drafter, {})[is_greedy] = counts
+        found.pop(NONE, None)
+        num_rows = max(1, len(self._rows))
+        for drafter, by_kind in found.items():
+            hits, judged = map(sum, zip((0.0, 0.0), *by_kind.values(), strict=True))
+            is_greedy = max(by_kind, key=lambda one: by_kind[one][1], default=True)
+            kind = RowKind.GREEDY if is_greedy else RowKind.SAMPLED
+            yield DrafterVerdict(
+                drafter=drafter,
+                alpha=hits / judged if judged >= LEAST_TRIALS else None,
+                least_alpha=least_alpha(self._times.steps_s(drafter, kind, num_rows)),
+                num_rows=num_rows,
+            )
 
     def _choose(self, live: Sequence[Request], caps: Gammas) -> Gammas:
         self._align(live)
@@ -414,6 +435,6 @@ def _depth(draft: Draft) -> int:
     return int(tree_layout(draft.parents).depths.max())
 
 
-def _group(row: Request) -> Hashable:
+def _group(row: Request) -> Group:
     """Return the group of requests whose drafts fare like this one's."""
     return row.speculation.drafter, row.spec.params.is_greedy

@@ -55,6 +55,19 @@ class StepTimes:
         tabled_s = prices.step_s(num_drafted, num_drafted, [num_drafted], 0.0)
         return tabled_s * self.ratios.of(num_rows, num_drafted)
 
+    def steps_s(self, drafter: str, kind: RowKind, num_rows: int) -> list[float]:
+        """Return the seconds of steps of equal rows by the draft tokens of each, 0..G, at the same size."""
+        prices, host = self._prices.of_rows(num_rows, 0), self._host[kind]
+        calls = [num_rows] * len(prices.verify_s) if self._uses_model(drafter) else []
+        num_lengths = (len(prices.verify_s) - 1) // num_rows + 1
+        return [
+            self.ratios.of(num_rows, one)
+            * prices.step_s(
+                one * num_rows, one, calls[:one], num_rows * (host.row_s + one * host.token_s)
+            )
+            for one in range(num_lengths)
+        ]
+
     def host(self, row: Request) -> RowCosts:
         """Return what the host spends on a row and its tokens."""
         if row.spec.params.is_greedy:

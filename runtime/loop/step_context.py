@@ -13,6 +13,7 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.scheduler import StepLimits
 from outrider.runtime.drafters.base import DrafterParts
+from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.controller import Controller
@@ -118,6 +119,7 @@ def step_parts(
     )
     gamma_controller = None
     if costs is not None:
+        lacks_default = engines.draft is None and config.default_drafter == "model"
         gamma_controller = Controller(
             costs,
             max_gamma=limits.max_gamma,
@@ -125,6 +127,7 @@ def step_parts(
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines.opened),
             are_waiting=are_waiting,
+            default_drafter=NONE if lacks_default else config.default_drafter,
             clock=clock,
         )
     return StepContext(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict
+from collections.abc import Iterator
 
+from outrider.runtime.gamma.verdicts import least_alpha, verdict_words
 from outrider.runtime.offline.results import Analysis, SpeedRow
 
 
@@ -26,7 +28,19 @@ def recommendation(analysis: Analysis) -> str:
         sentences.append(f"{serve}. The server chooses each step's draft tokens by itself.")
     else:
         sentences.append(f"Recommended: {command} --drafter none.")
-    return " ".join([*sentences, _how_sure(analysis, fastest)])
+    return " ".join([*sentences, *_verdicts(analysis), _how_sure(analysis, fastest)])
+
+
+def _verdicts(analysis: Analysis) -> Iterator[str]:
+    """Yield whether each drafter pays at each temperature, by its acceptance and the costs of steps."""
+    costs = {row.temperature: row for row in analysis.costs}
+    for row in analysis.alphas:
+        known = costs[row.temperature]
+        draft, verify = known.draft_cost[row.drafter], known.verify_cost
+        least = least_alpha([gamma * draft + verify[gamma + 1] for gamma in range(len(verify))])
+        # Of what was drafted: a step that drafts nothing costs what a plain one does.
+        alpha = row.alpha / row.coverage if row.coverage else None
+        yield f"{verdict_words(row.drafter, alpha, least)} (temperature {row.temperature:g})."
 
 
 def _best_drafter(analysis: Analysis) -> tuple[str, float]:

@@ -36,6 +36,7 @@ from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.core.text import Decoder
 from outrider.runtime.drafters.registry import any_proposes_trees, tuned_drafter
 from outrider.runtime.gamma.costs import CostTable
+from outrider.runtime.gamma.verdicts import verdict_words
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.constraint import GrammarConstraints
 from outrider.runtime.grammar.library import INSTALL, is_installed
@@ -84,6 +85,9 @@ def load_model(
     constraints, no_constraints = open_constraints(manifest, codec)
     engines = _served(pair, manifest.max_gamma, costs)
     worker = Worker(engines, config=config, decoder=codec, on_beat=on_beat, constraints=constraints)
+    control = worker.snapshot().control
+    for one in () if control is None else control.verdicts:
+        log.info("%s", verdict_words(one.drafter, one.alpha, one.least_alpha))
     model = _served_model(
         manifest,
         codec,

@@ -585,7 +585,7 @@ class SpeculationInfo(_message.Message):
     def __init__(self, drafters: _Optional[_Iterable[str]] = ..., default_drafter: _Optional[str] = ..., max_gamma: _Optional[int] = ..., default_gamma: _Optional[int] = ..., default_is_adaptive: _Optional[bool] = ..., default_block_verification: _Optional[bool] = ..., control: _Optional[_Union[Control, _Mapping]] = ...) -> None: ...
 
 class Control(_message.Message):
-    __slots__ = ("speed_up", "regret", "best_fixed_gamma", "num_steps_on", "num_steps_off", "num_probes", "cost_share")
+    __slots__ = ("speed_up", "regret", "best_fixed_gamma", "num_steps_on", "num_steps_off", "num_probes", "cost_share", "verdicts")
     SPEED_UP_FIELD_NUMBER: _ClassVar[int]
     REGRET_FIELD_NUMBER: _ClassVar[int]
     BEST_FIXED_GAMMA_FIELD_NUMBER: _ClassVar[int]
@@ -593,6 +593,7 @@ class Control(_message.Message):
     NUM_STEPS_OFF_FIELD_NUMBER: _ClassVar[int]
     NUM_PROBES_FIELD_NUMBER: _ClassVar[int]
     COST_SHARE_FIELD_NUMBER: _ClassVar[int]
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
     speed_up: float
     regret: float
     best_fixed_gamma: int
@@ -600,7 +601,20 @@ class Control(_message.Message):
     num_steps_off: int
     num_probes: int
     cost_share: float
-    def __init__(self, speed_up: _Optional[float] = ..., regret: _Optional[float] = ..., best_fixed_gamma: _Optional[int] = ..., num_steps_on: _Optional[int] = ..., num_steps_off: _Optional[int] = ..., num_probes: _Optional[int] = ..., cost_share: _Optional[float] = ...) -> None: ...
+    verdicts: _containers.RepeatedCompositeFieldContainer[DrafterVerdict]
+    def __init__(self, speed_up: _Optional[float] = ..., regret: _Optional[float] = ..., best_fixed_gamma: _Optional[int] = ..., num_steps_on: _Optional[int] = ..., num_steps_off: _Optional[int] = ..., num_probes: _Optional[int] = ..., cost_share: _Optional[float] = ..., verdicts: _Optional[_Iterable[_Union[DrafterVerdict, _Mapping]]] = ...) -> None: ...
+
+class DrafterVerdict(_message.Message):
+    __slots__ = ("drafter", "alpha", "least_alpha", "num_rows")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    LEAST_ALPHA_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    alpha: float
+    least_alpha: float
+    num_rows: int
+    def __init__(self, drafter: _Optional[str] = ..., alpha: _Optional[float] = ..., least_alpha: _Optional[float] = ..., num_rows: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("num_running", "num_queued", "num_slots", "num_free_slots", "is_draining")

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from outrider.runtime.gamma.verdicts import verdict_words
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -147,6 +148,11 @@ def _speculation(window: Window) -> Iterable[tuple[str, str]]:
     yield "prompt tokens found in the cache", _share(found)
     yield "event loop late", _times(window, "event_loop_lag_seconds")
     yield "engine restarts", _number(now.value("engine_restarts_total"))
+    for labels, value in now.samples.get("outrider_control_alpha", ()):
+        least = now.value("control_least_alpha", **labels)
+        alpha, needed = (None if math.isnan(one) else one for one in (value, least))
+        drafter = labels["drafter"]
+        yield "verdict", verdict_words(drafter, alpha, needed)
 
 
 def _ratio(one: float, other: float) -> float:

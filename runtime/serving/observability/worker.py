@@ -83,6 +83,16 @@ def _control(report: ControlReport | None) -> Iterator[Metric]:
     ):
         value = getattr(report, name, None)
         yield _gauge(f"control_{name}", text, math.nan if value is None else float(value))
+    verdicts = () if report is None else report.verdicts
+    for name, text in (
+        ("alpha", "Share of a drafter's tokens that was kept, recently"),
+        ("least_alpha", "Share from which on a drafter is faster than plain decoding"),
+    ):
+        gauge = GaugeMetricFamily(f"outrider_control_{name}", text, labels=["drafter"])
+        for one in verdicts:
+            found = getattr(one, name)
+            gauge.add_metric([one.drafter], math.nan if found is None else found)
+        yield gauge
     for name, text, read in (
         ("steps_on", "Decoding steps with drafts", "num_steps_on"),
         ("steps_off", "Decoding steps without", "num_steps_off"),

@@ -10,6 +10,7 @@ from importlib import metadata
 
 import outrider
 from click.testing import Result
+from outrider.runtime.cli.info import table
 from outrider.runtime.cli.main import app
 from outrider.v1 import inference_pb2 as wire
 from typer.testing import CliRunner
@@ -49,3 +50,17 @@ def test_the_module_is_the_command_and_has_a_version() -> None:
         [sys.executable, "-m", "outrider", "--version"], capture_output=True, text=True, check=True
     )
     assert asked.stdout == f"outrider {metadata.version('outrider-server')}\n"
+
+
+def test_a_verdict_on_each_drafter_ends_the_table() -> None:
+    found = wire.GetServerInfoResponse()
+    known = {"model": {"alpha": 0.31, "least_alpha": 0.45}, "suffix": {"least_alpha": 0.1}}
+    for drafter, fields in known.items():
+        found.speculation.control.verdicts.add(drafter=drafter, num_rows=8, **fields)
+    assert [line.split(None, 1) for line in table(found)][-2:] == [
+        [
+            "verdict",
+            "model loses here: alpha 0.31, would need 0.45; off unless gamma is fixed, 8 at a time",
+        ],
+        ["verdict", "suffix pays from alpha 0.10 on, 8 at a time"],
+    ]

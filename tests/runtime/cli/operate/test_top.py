@@ -47,6 +47,8 @@ outrider_spec_decode_num_accepted_tokens_total {2 * counter}
 outrider_spec_decode_num_accepted_tokens_per_pos_total{{position="0"}} {counter * 3 / 4}
 outrider_spec_decode_num_accepted_tokens_per_pos_total{{position="1"}} {counter}
 outrider_control_speed_up NaN
+outrider_control_alpha{{drafter="model"}} NaN
+outrider_control_least_alpha{{drafter="model"}} 0.45
 # TYPE outrider_time_to_first_token_seconds histogram
 outrider_time_to_first_token_seconds_bucket{{le="0.1"}} {fast}
 outrider_time_to_first_token_seconds_bucket{{le="0.3"}} {fast + slow}
@@ -97,6 +99,7 @@ def test_a_frame_says_what_is_known_and_a_dash_for_the_rest():
         "first token, 50 and 95 of 100 50.0 ms / 95.0 ms prompt tokens found in the cache -"
         in lines
     )
+    assert any(line.endswith("verdict model pays from alpha 0.45 on") for line in lines)
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
