@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from outrider.runtime.gamma.verdicts import verdict_words
 from prometheus_client.parser import text_string_to_metric_families
@@ -110,9 +111,8 @@ def frame(window: Window) -> RenderableType:
     for _ in range(2):
         table.add_column(style="dim")
         table.add_column(justify="right", min_width=22)
-    cells = [*_requests(window), *_speculation(window)]
-    half = -(-len(cells) // 2)
-    for left, right in zip(cells[:half], [*cells[half:], ("", "")], strict=False):
+    nothing = ("", "")
+    for left, right in zip_longest(_requests(window), _speculation(window), fillvalue=nothing):
         table.add_row(*left, *right)
     return Group(title, table)
 
