@@ -45,7 +45,7 @@ class ServerState:
 
     @property
     def stage(self) -> str:
-        """What the start is at; empty where nobody has said."""
+        """Return what the start is at; empty where nobody has said."""
         return self._stage
 
     def open(self, serving: LoadedModel) -> RequestHandler:
@@ -56,12 +56,12 @@ class ServerState:
 
     @property
     def is_open(self) -> bool:
-        """Whether the model is open; it may be draining."""
+        """Return whether the model is open; it may be draining."""
         return self._opened is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken: the model is open, has an engine, and stays."""
+        """Return whether requests are taken: the model is open, has an engine, and stays."""
         if self._opened is None:
             return False
         worker = self._opened.serving.worker
@@ -102,7 +102,7 @@ class Service(Protocol):
 
     @property
     def scopes(self) -> Mapping[str, str]:
-        """What a caller needs, by name of the method; what has no scope is allowed to nobody."""
+        """Return what a caller needs, by name of the method; what has no scope is allowed to nobody."""
         ...
 
     def handler(self) -> grpc.GenericRpcHandler:
