@@ -52,6 +52,7 @@ def add_options(
         RequestError: no field has such a name, or the value is none of the field's.
     """
     fields = JsonFields(request, rules, _NAMES, reads_texts=True)
-    for name, value in given.items():
+    # A map on the wire has no order: of several that are wrong, the same one is named every time.
+    for name, value in sorted(given.items()):
         if value is not None and not fields.set(name, value):
             raise unknown_option("sampling_parameters", name)

@@ -101,6 +101,8 @@ class JsonFields:
     def _set(self, message: Message, field: FieldDescriptor, path: str, value: Any) -> None:
         if value is None:
             return
+        if (given := other_given(message, field)) is not None:
+            raise RequestError(path, f"must not stand beside {given}")
         bound = FIELDS[path].bound
         if isinstance(bound, Entries) and isinstance(value, (list, dict)):
             # Before they are looked at: megabytes of them take the event loop's time.
@@ -116,6 +118,13 @@ class JsonFields:
                 bound.check(path, fitting, self._rules)
             rule = f"must be in {_RANGES.get(field.cpp_type, 'the range of its field')}"
             raise RequestError(path, rule) from error
+
+
+def other_given(message: Message, field: FieldDescriptor) -> str | None:
+    """Return the field that is set already of those that exclude this one; None where none is."""
+    oneof = field.containing_oneof
+    given = None if oneof is None else message.WhichOneof(oneof.name)
+    return None if given == field.name else given
 
 
 def kind_of(field: FieldDescriptor) -> json_types.Kind:
