@@ -117,6 +117,18 @@ def test_a_finished_form_forces_its_end() -> None:
     assert one.fits((END, 0)) == 1
 
 
+def test_one_of_several_end_tokens_is_a_choice_and_not_forced() -> None:
+    """Of Llama 3, Gemma and Qwen: which of them ends the answer is the model's to say, and is judged."""
+    several = (END, END + 1)
+    made = GrammarConstraints(tokenizer(special=("</s>", "<|eot|>")), V + 1, several)
+    one = made.constraint(regex("ab"))
+    assert one.forced(9) == (3,)
+    one.commit((3,))
+    assert one.forced(9) == ()
+    assert bits(one.masks(())[0], V + 1) == {*several}
+    assert [one.fits((end,)) for end in several] == [1, 1]
+
+
 def test_an_end_token_in_a_draft_takes_nothing_of_the_text_back() -> None:
     """The library counts no end token that it is given after its stop, and would roll back one of the text."""
     one = constraint("ab(c|a)")
