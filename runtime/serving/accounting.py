@@ -229,10 +229,7 @@ class RequestRecord:
         self._use(num_tokens)
 
     def made(self, num_tokens: int) -> None:
-        """Charge what no message took of the tokens that were made: who does not read pays for his work, too.
-
-        Tokens of beams are in no such number; they are charged when a search has ended, and not where it is cancelled.
-        """
+        """Charge what no message took of the tokens that were made: who does not read pays for his work, too."""
         num_unsent = num_tokens - self._num_output
         if num_unsent > 0:
             self._num_output += num_unsent

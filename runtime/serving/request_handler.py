@@ -104,6 +104,8 @@ class RequestHandler:
         self._accounting = accounting
         # By tenant and the caller's id, while the request is live.
         self._live: dict[tuple[str, str], _Live] = {}
+        # Whose callers have gone, until the worker has ended them: by internal id.
+        self._leaving: dict[str, _Live] = {}
         self._has_failed = False
         self._is_draining = False
         self._has_changed_model = False
@@ -157,7 +159,7 @@ class RequestHandler:
     def fail(self) -> None:
         """End all streams, and refuse new ones: the worker is gone."""
         self._has_failed = True
-        for live in self._live.values():
+        for live in (*self._live.values(), *self._leaving.values()):
             live.stream.cut(errors.EngineRestart(live.stream.num_tokens))
 
     def refuse_changed_model(self) -> None:
@@ -214,15 +216,16 @@ class RequestHandler:
             code, reason = code_of(error).name, error.reason
             raise
         finally:
+            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
+            self._num_cut += self._is_draining and is_cut
+            del self._live[spec.tenant, spec.request_id]
+            self._leaving[spec.internal_id] = live
             if not live.stream.is_ended:
                 self._cancel(live, errors.Cancelled("client"))
                 # Those that an interval keeps back were made, too.
                 self._dispatcher.collect()
-            self._forget(spec)
-            record.made(live.stream.num_tokens)
-            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
-            self._num_cut += self._is_draining and is_cut
-            record.ended(code, reason)
+            # What the step makes that the worker is in is charged, too.
+            live.stream.when_over(lambda: self._close(live, record, code, reason))
 
     def encoder_for(self, method: str, caller: ClientIdentity) -> RequestEncoder:
         """Return who tokenises texts of a call that is no request; the call takes of its tenant's share.
@@ -373,7 +376,10 @@ class RequestHandler:
                 if num_open == 0:
                     return end.reason
 
-    def _forget(self, spec: RequestSpec) -> None:
-        del self._live[spec.tenant, spec.request_id]
-        if not self._live:
+    def _close(self, live: _Live, record: RequestRecord, code: str, reason: str) -> None:
+        """Charge and note a request for which the worker makes nothing more."""
+        del self._leaving[live.samples[0].internal_id]
+        record.made(live.stream.num_tokens)
+        record.ended(code, reason)
+        if not self._live and not self._leaving:
             self._idle.set()
