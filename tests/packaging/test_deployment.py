@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import yaml
 from outrider.runtime.cli.main import app
-from outrider.runtime.serving.supervision.supervisor import LIVENESS
-from outrider.runtime.serving.v1.service import SERVICE
 from typer.testing import CliRunner
 
 from tests.environments import Environments
@@ -169,14 +167,11 @@ def test_probes_ask_what_the_server_answers(variant: str):
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     probes = {name: container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     for name, probe in probes.items():
-        is_ready = name == "readinessProbe"
-        if variant == "plain":
-            asked = {"port": ports["grpc"], "service": SERVICE if is_ready else LIVENESS}
-            assert probe["grpc"] == asked
-        else:
-            # Kubelet's gRPC probes know no TLS.
-            options = [] if is_ready else ["--service", "liveness"]
-            assert probe["exec"]["command"] == ["outrider", "health", *options]
+        # On a listener of their own: no caller takes its places.
+        path = "/health" if name == "readinessProbe" else "/live"
+        scheme = {} if variant == "plain" else {"scheme": "HTTPS"}
+        assert probe["httpGet"] == {"path": path, "port": "metrics", **scheme}
+        assert {"grpc", "exec"}.isdisjoint(probe)
     path = PACKAGING / "kubernetes" / variant / "serve.toml"
     found = settings(path)
     assert found["metrics_address"].endswith(f":{ports['metrics']}")

@@ -145,7 +145,7 @@ def _speculation(window: Window) -> Iterable[tuple[str, str]]:
     yield "a step", _times(window, "engine_step_seconds")
     yield "cache taken", _share(kept)
     yield "prompt tokens found in the cache", _share(found)
-    yield "event loop late", _times(window, "event_loop_lag_seconds")
+    yield "event loop late", _times(window, "loop_lag_seconds")
     yield "engine restarts", _number(now.value("engine_restarts_total"))
 
 
