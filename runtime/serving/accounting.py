@@ -166,28 +166,34 @@ class RequestRecord:
         elif caller.trace:
             self._names.trace_id = trace_id_of(caller.trace)
 
-    def begin(self, request: wire.GenerateRequest) -> None:
-        """Count a request that could be answered, before its texts are tokenised.
+    def begin(self) -> None:
+        """Count a request among its tenant's, before it is parsed.
 
         Raises:
-            RequestError: the tenant may not ask for such a priority.
             DeadlineUnreachable: the caller has stopped waiting.
             QuotaExceeded: the tenant has used up what it may.
         """
-        caller, accounting = self._caller, self._accounting
-        self._request_id, self._priority = request.request_id, request.priority
-        self._names.request_id = request.request_id
-        if self._span is not None:
-            self._span.asked(request)
-        rules = caller.rules
-        check_range("priority", request.priority, *rules.priorities)
+        caller, accounting, rules = self._caller, self._accounting, self._caller.rules
         if caller.remaining_s is not None and caller.remaining_s <= 0.0:
             raise DeadlineUnreachable
         if rules.max_queued is not None and accounting.on_way[caller.tenant] >= rules.max_queued:
             raise QuotaExceeded("max_queued", 1.0)
-        accounting.quotas.begin(caller.tenant, rules, accounting.clock())
+        if not caller.is_counted:
+            accounting.quotas.begin(caller.tenant, rules, accounting.clock())
         accounting.on_way[caller.tenant] += 1
         self._is_on_way = True
+
+    def asked(self, request: wire.GenerateRequest) -> None:
+        """Note what a request asks for.
+
+        Raises:
+            RequestError: the tenant may not ask for such a priority.
+        """
+        self._request_id, self._priority = request.request_id, request.priority
+        self._names.request_id = request.request_id
+        if self._span is not None:
+            self._span.asked(request)
+        check_range("priority", request.priority, *self._caller.rules.priorities)
 
     def arrived(self) -> None:
         """Note that the request is on its way no longer: it was queued, refused, or given up."""

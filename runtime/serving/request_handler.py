@@ -41,7 +41,7 @@ from outrider.runtime.serving.response_stream import (
     ResponseStream,
 )
 from outrider.runtime.serving.status import code_of
-from outrider.runtime.serving.tokenization import INLINE_TEXT, TokenizationQueue
+from outrider.runtime.serving.tokenization import INLINE_TEXT, TokenizationQueue, Turns
 from outrider.v1 import inference_pb2 as wire
 
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.
@@ -117,6 +117,7 @@ class RequestHandler:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
+        self._turns = Turns()
         self._encoder = RequestEncoder(
             serving.codec,
             self._texts,
@@ -227,6 +228,10 @@ class RequestHandler:
             # What the step makes that the worker is in is charged, too.
             live.stream.when_over(lambda: self._close(live, record, code, reason))
 
+    def encoder_of(self, tenant: str) -> RequestEncoder:
+        """Return who works on a tenant's texts."""
+        return self._encoder.of(tenant)
+
     def encoder_for(self, method: str, caller: ClientIdentity) -> RequestEncoder:
         """Return who tokenises texts of a call that is no request; the call takes of its tenant's share.
 
@@ -258,10 +263,12 @@ class RequestHandler:
         client = asked.client()
         record.called_by(client)
         self.check_open()
+        record.begin()
+        await self._turns.take()
         request = asked.message()
         rules, defaults = self._rules, serving.defaults
         check_request(request, defaults.fill(request), rules)
-        record.begin(request)
+        record.asked(request)
         admission = self._admission(client, asked.default_max_tokens)
         self._check_room(request, admission)
         if (grammar := grammar_of(request)) is not None:
