@@ -271,7 +271,7 @@ class RequestHandler:
         record.asked(request)
         admission = self._admission(client, asked.default_max_tokens)
         self._check_room(request, admission)
-        if (grammar := grammar_of(request)) is not None:
+        if (grammar := grammar_of(request, client.tenant)) is not None:
             await self._grammars.prepare(grammar)
         encoder = self._encoder.of(client.tenant)
         texts = await encoder.encode(request)

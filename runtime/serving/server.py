@@ -217,6 +217,8 @@ class Server:
         for listener in self._listeners:
             await listener.stop()
         await self._server.stop(CLOSE_GRACE_S)
+        if (audit := self.readiness.accounting.audit) is not None:
+            await asyncio.to_thread(audit.flush)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -190,3 +190,26 @@ def test_masks_reach_to_the_end_of_a_padded_vocabulary() -> None:
     assert masks.shape == (2, 3)
     assert masks.dtype == np.int32
     assert bits(masks[0], 70) == {0, 1, 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/definitions/hidden-name"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/definitions/hidden\\u002dname"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "http://hidden-name.example/a"}'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "hidden-name"}'),
+        (GrammarKind.JSON_SCHEMA, '{"hidden-name": 1, "not": {}, "x-hidden-name": {}}'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "hidden-name"}'),
+        (GrammarKind.JSON_SCHEMA, '{"pattern": "(?=hidden-name)"}'),
+        (GrammarKind.LARK, 'start: "a" hidden_name'),
+        (GrammarKind.LARK, "start: /a/\nhidden_name: start hidden_name_b"),
+        (GrammarKind.REGEX, "(?P<hidden_name>a"),
+        (GrammarKind.REGEX, r"\p{hidden_name}"),
+    ],
+)
+def test_a_refusal_repeats_nothing_that_the_caller_wrote(kind: GrammarKind, text: str) -> None:
+    try:
+        constraints().constraint(GrammarParams(kind=kind, text=text))
+    except RequestError as error:
+        assert "hidden" not in str(error), error
