@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COVERS = (
-    "max_accept and seed_stable at a fixed gamma; temperature, top-k, top-p, min-p, penalties, bias, bad words, "
-    "n-grams, min_tokens; drafts of the model as chains, blocks and trees, cascades, point masses; the first four tokens"
+    "max_accept, seed_stable at a fixed gamma; temperature, top-k, top-p, min-p, penalties, bias, bad words, n-grams, "
+    "min_tokens; drafts of the model as chains, blocks and trees, cascades, point masses; the first four tokens"
 )
 """What a report with a draft model and trees is about; its checks say which of it they are."""
 COVERS_NOT = (

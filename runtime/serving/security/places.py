@@ -101,8 +101,9 @@ class Places:
 
     def look(self, most: Mapping[int, int]) -> int:
         """Close the connections that must go, and return how many these are."""
-        now_s, files = self._clock(), self._connections(most)
+        # Before the files: whose call was let in meanwhile has a connection that is not among them yet.
         noted, seen = dict(self._let_in), self._seen
+        now_s, files = self._clock(), self._connections(most)
         peers = {peer: number for number, (_, _, peer) in files.items()}
         self._seen = {peer: seen.get(peer, now_s) for peer in peers}
         for peer in noted.keys() - peers.keys():

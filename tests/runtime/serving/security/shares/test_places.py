@@ -125,6 +125,20 @@ def test_only_connections_of_the_ports_are_closed() -> None:
         assert not looked._let_in
 
 
+def test_who_is_let_in_during_a_look_is_known_at_the_next(monkeypatch) -> None:
+    looked = Places(Clock())
+    connections = Places._connections
+
+    def let_in_meanwhile(self: Places, ports: dict[int, int]) -> object:
+        found = connections(self, ports)
+        self.let_in("ipv4:10.0.0.1:5")
+        return found
+
+    monkeypatch.setattr(Places, "_connections", let_in_meanwhile)
+    looked.look({1: 4})
+    assert "ipv4:10.0.0.1:5" in looked._let_in
+
+
 @pytest.mark.parametrize("num_strangers", [200])
 async def test_idle_strangers_shut_nobody_out(start, monkeypatch, num_strangers: int) -> None:
     """More of them than there are places; whoever was let in stays, and new callers and probes come in."""
