@@ -19,7 +19,7 @@ from outrider.runtime.cli.connection import (
     TlsCertificate,
     TlsKey,
 )
-from outrider.runtime.cli.refusals import EXIT_REFUSED, refusals, say
+from outrider.runtime.cli.refusals import EXIT_REFUSED, refusals, say, visible
 
 if TYPE_CHECKING:
     from outrider import Client
@@ -149,7 +149,7 @@ async def _answer(
     parts: list[str] = []
     try:
         async for response in client.generate(messages=messages, **options):
-            typer.echo(response.text, nl=False)
+            typer.echo(visible(response.text), nl=False)
             parts.append(response.text)
     finally:
         if parts:

@@ -20,7 +20,7 @@ from outrider.runtime.cli.connection import (
     TlsCertificate,
     TlsKey,
 )
-from outrider.runtime.cli.refusals import refusals
+from outrider.runtime.cli.refusals import refusals, visible
 
 if TYPE_CHECKING:
     from outrider.v1 import inference_pb2 as wire
@@ -211,17 +211,17 @@ async def _generate(
         async for response in client.generate(given, timeout_s=timeout_s, **options):
             is_ranked = len(response.finish.beams) > 1
             if not options["return_trace"] and is_one:
-                typer.echo(response.text, nl=False)
+                typer.echo(visible(response.text), nl=False)
             text = texts[response.index] = texts[response.index] + response.text
             scored += response.prompt
             for step in response.steps:
                 num_steps += 1
                 print_step(console, num_steps, step)
             for rank, beam in enumerate(response.finish.beams if is_ranked else (), start=1):
-                typer.echo(f"{beam_heading(rank, beam)}\n{beam.text}")
+                typer.echo(f"{beam_heading(rank, beam)}\n{visible(beam.text)}")
             if response.HasField("finish"):
                 if not is_one and not is_ranked:
-                    typer.echo(f"{sample_heading(response)}\n{text}")
+                    typer.echo(f"{sample_heading(response)}\n{visible(text)}")
                 typer.echo()
                 for line in prompt_lines(scored):
                     typer.echo(line)

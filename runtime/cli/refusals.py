@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sys
+import unicodedata
 from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -129,3 +131,17 @@ def end_on_sigterm() -> None:
     # Only the main thread may, as in every command but those that tests run.
     with suppress(ValueError):
         signal.signal(signal.SIGTERM, leave)
+
+
+def visible(text: str) -> str:
+    """Return a model's text as it may be shown: on a terminal, what would move its cursor or change it is spelled out.
+
+    What goes to a file or a pipe stays as it is.
+    """
+    if text.isprintable() or not sys.stdout.isatty():
+        return text
+    return "".join(repr(one)[1:-1] if _controls(one) else one for one in text)
+
+
+def _controls(one: str) -> bool:
+    return unicodedata.category(one) in ("Cc", "Cf", "Cs") and one not in "\n\t\u200c\u200d"

@@ -99,7 +99,10 @@ class ServerConfig:
         262_144, "Prompt tokens of all waiting requests together.", _FROM_0
     )
     max_connections: int = setting(
-        512, Panel.LIMITS, "Connections of clients at once; a further one is closed.", bounds=_COUNT
+        4096,
+        Panel.LIMITS,
+        "Connections of clients at once; strangers leave first, a further one is closed.",
+        bounds=_COUNT,
     )
     queue_timeout_s: float = setting(
         30.0, Panel.LIMITS, "Seconds that a request may wait for a slot.", bounds=_ANY_SECONDS

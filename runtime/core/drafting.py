@@ -372,3 +372,9 @@ def scope_of(scope: HistoryScope, tenant: str | None) -> str | None:
     if scope is HistoryScope.SERVER:
         return "server"
     return None if scope is HistoryScope.REQUEST or tenant is None else f"tenant:{tenant}"
+
+
+def salted_scope_of(scope: HistoryScope, tenant: str | None, salt: str) -> str | None:
+    """Return the name of those with the same salt among ``scope_of``; no name has a slash."""
+    found = scope_of(scope, tenant)
+    return f"{found}/{salt}" if found and salt else found

@@ -36,11 +36,14 @@ class GrammarParams:
     Attributes:
         text: the schema, expression or grammar.
         allows_whitespace: of a schema: whether white space may stand wherever JSON allows it.
+        scope: whose it is: what is kept of a grammar serves its scope alone, so that nobody finds out by time what
+            others ask for.
     """
 
     kind: GrammarKind
     text: str
     allows_whitespace: bool = True
+    scope: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,7 @@ class RequestSpec:
         grammar: what constrains the answer; None for nothing.
         num_prompt_logprobs: top entries wanted beside each prompt token's logprob; None for no logprobs of the prompt.
         echoes_prompt: whether the text begins with the prompt's.
+        salt: drafts are found in earlier texts with the same one alone.
         cache_scope: name of those whose cached prefixes may serve it, and who may use its own; empty for nobody.
         sample: which of a group's completions it is; the group's first is 0.
         num_samples: completions of the group that are admitted together; 1 for a request alone.
@@ -204,6 +208,7 @@ class RequestSpec:
     grammar: GrammarParams | None = None
     num_prompt_logprobs: int | None = None
     echoes_prompt: bool = False
+    salt: str = ""
     cache_scope: str = ""
     sample: int = 0
     num_samples: int = 1

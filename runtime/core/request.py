@@ -251,6 +251,14 @@ class Request:
         return row
 
     @property
+    def num_output(self) -> int:
+        """Tokens of the answer so far: of a beam search one per pass of each hypothesis that it is to answer with."""
+        beams = self.spec.beams
+        if beams is None:
+            return self.sequence.num_output
+        return self.stats.num_steps * beams.num_results
+
+    @property
     def is_scored(self) -> bool:
         """Whether log-probabilities of the prompt are reported."""
         return self.scores is not None

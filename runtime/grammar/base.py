@@ -66,6 +66,10 @@ class Constraint(Protocol):
 class Constraints(Protocol):
     """Makes constraints for the requests of one model; callable from any thread."""
 
+    def is_kept(self, params: GrammarParams) -> bool:
+        """Return whether a grammar need not be compiled again."""
+        ...
+
     def constraint(self, params: GrammarParams) -> Constraint:
         """Return the constraint of an answer that has not begun.
 

@@ -71,6 +71,17 @@ class GrammarCompiler:
         self._lock = Lock()
         self._child: _Child | None = None
 
+    def is_ready(self, params: GrammarParams) -> bool:
+        """Return whether ``prepare`` has nothing to try; at once.
+
+        Raises:
+            RequestError: it is known that it cannot be used; names its field.
+        """
+        rule = self._told.get(params)
+        if rule:
+            raise RequestError(params.kind, rule)
+        return rule == "" and (self._constraints is None or self._constraints.is_kept(params))
+
     def prepare(self, params: GrammarParams) -> None:
         """Return once requests of this grammar can be served; takes seconds where it is new.
 

@@ -178,6 +178,10 @@ class GrammarConstraints:
         self._kept: OrderedDict[GrammarParams, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
+    def is_kept(self, params: GrammarParams) -> bool:
+        """Return whether a grammar need not be compiled again."""
+        return params in self._kept
+
     def constraint(self, params: GrammarParams) -> GrammarConstraint:
         """See ``Constraints.constraint``; the grammar is compiled where none of the last requests had it."""
         with self._lock:

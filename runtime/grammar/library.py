@@ -10,6 +10,7 @@ import importlib.util
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -17,6 +18,72 @@ if TYPE_CHECKING:
 INSTALL = "llguidance is not installed at the server: pip install 'outrider-server[grammar]'"
 MOST_RULE = 160
 """Characters of the library's own words in a refusal: they may quote the whole grammar."""
+_HIDDEN = "..."
+# Of JSON Schema and Lark: a refusal may name them, whoever wrote them.
+_KEYWORDS = frozenset(
+    [
+        "additionalItems",
+        "additionalProperties",
+        "allOf",
+        "anyOf",
+        "array",
+        "boolean",
+        "const",
+        "contains",
+        "contentEncoding",
+        "contentMediaType",
+        "default",
+        "definitions",
+        "dependencies",
+        "dependentRequired",
+        "dependentSchemas",
+        "else",
+        "enum",
+        "exclusiveMaximum",
+        "exclusiveMinimum",
+        "format",
+        "integer",
+        "items",
+        "maxContains",
+        "maxItems",
+        "maxLength",
+        "maxProperties",
+        "maximum",
+        "minContains",
+        "minItems",
+        "minLength",
+        "minProperties",
+        "minimum",
+        "multipleOf",
+        "null",
+        "number",
+        "object",
+        "oneOf",
+        "pattern",
+        "patternProperties",
+        "prefixItems",
+        "properties",
+        "propertyNames",
+        "required",
+        "start",
+        "string",
+        "then",
+        "type",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+        "uniqueItems",
+        "$ref",
+        "ignore",
+        "import",
+        "lazy",
+        "regex",
+        "grammar",
+        "rule",
+        "terminal",
+        "group",
+        "expression",
+    ]
+)
 # One to two KiB each: with the library's own bound of 250,000 a request could take half a GiB.
 _MOST_LEXER_STATES = 20_000
 _MOST_SYMBOLS = 100_000
@@ -94,19 +161,36 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
         else:
             grammar = LLMatcher.grammar_from_lark(text)
     except ValueError as error:
-        raise GrammarError(_short(str(error))) from error
+        raise GrammarError(_short(str(error), text)) from error
     limits = LLParserLimits(
         max_lexer_states=_MOST_LEXER_STATES, max_grammar_size=_MOST_SYMBOLS, verbose_errors=False
     )
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise GrammarError(_short(matcher.get_error()))
+        raise GrammarError(_short(matcher.get_error(), text))
     return matcher
 
 
-def _short(message: str) -> str:
-    """Return what a message of the library says is wrong, without the grammar that it quotes."""
+def _plain(text: str) -> str:
+    """Return JSON as it is without escapes; anything else is empty."""
+    try:
+        return json.dumps(json.loads(text), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _repeats(word: str, given: str) -> bool:
+    """Return whether a word is the caller's and not the language's; words of few letters say nothing."""
+    bare = word.strip("\"'`.,:;!?()[]{}<>")
+    return len(bare) > 3 and bare in given and bare not in _KEYWORDS
+
+
+def _short(message: str, text: str) -> str:
+    """Return what a message of the library says is wrong, without what it repeats of the grammar."""
     lines = [line.strip() for line in message.splitlines()] or [""]
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
-    told = told.removeprefix("error: ")
+    given = " ".join((text, unquote(text), _plain(text)))
+    told = " ".join(
+        _HIDDEN if _repeats(word, given) else word for word in told.removeprefix("error: ").split()
+    )
     return told if len(told) <= MOST_RULE else told[: MOST_RULE - 3] + "..."

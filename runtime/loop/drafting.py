@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from outrider.engines.base import EngineError, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
-from outrider.runtime.core.drafting import HistoryScope, scope_of
+from outrider.runtime.core.drafting import HistoryScope, salted_scope_of
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
@@ -25,7 +25,7 @@ from outrider.runtime.gamma.tree_prices import TreePrices, affordable_nodes
 logger = logging.getLogger(__name__)
 
 NO_DRAFT = Draft(tokens=())
-_scope_of = lru_cache(maxsize=1024)(scope_of)
+_scope_of = lru_cache(maxsize=1024)(salted_scope_of)
 """Kept by tenant: every row of every step asks."""
 
 
@@ -230,7 +230,7 @@ def draft_rows(
                 gamma=gamma or 0,
                 num_computed=request.cache.draft_computed,
                 key=spec.internal_id,
-                scope=_scope_of(rules.scope, spec.tenant if spec.is_known else None),
+                scope=_scope_of(rules.scope, spec.tenant if spec.is_known else None, spec.salt),
                 params=spec.speculation,
                 max_nodes=max_nodes,
                 node_cost=node_cost,

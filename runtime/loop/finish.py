@@ -117,9 +117,11 @@ class Finisher:
                 if not request.has_ended:
                     request.fail()
                 self.totals.num_failed += 1
+                if request.spec.beams is not None:  # others' tokens were counted step by step
+                    self.totals.num_emitted += request.num_output
                 failed = Failed(
                     error=error,
-                    num_output=request.sequence.num_output,
+                    num_output=request.num_output,
                     times=request.timestamps.times(self.clock()),
                 )
                 self._end(request, failed)

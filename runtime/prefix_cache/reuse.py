@@ -8,7 +8,8 @@ since a request may find the one and not the other; they share one budget.
 What is kept has the bits that feeding would give: of a text that was verified as a tree, only what stands before the
 first side branch. So answers are what they would have been:
 
-* Greedy and seed-stable answers depend on the target's logits alone, and where gamma is chosen, no more is promised.
+* Greedy and seed-stable answers that are not lenient depend on the target's logits alone, and where gamma is chosen, no
+  more is promised.
 * Of other requests with a fixed gamma, answers depend on where each draft begins. Such a request finds no more than
   leaves it its way to the first token, and the draft model reads its prompt as if nothing were kept.
 
@@ -194,6 +195,9 @@ def num_usable(length: int, num_prompt: int, chunk: int) -> int:
 def _depends_on_drafts(request: Request) -> bool:
     """Return whether an answer that its seed and its request alone decide depends on where its drafts begin."""
     spec, speculation = request.spec, request.speculation
-    if speculation.gamma == 0 or speculation.is_adaptive or spec.params.is_greedy:
+    if speculation.gamma == 0 or speculation.is_adaptive:
+        return False
+    is_lenient = spec.speculation.mode is ExactnessMode.LENIENT
+    if not is_lenient and spec.params.is_greedy:
         return False
     return spec.speculation.mode is not ExactnessMode.SEED_STABLE

@@ -12,7 +12,13 @@ from dataclasses import replace
 
 from outrider.runtime.admission.quotas import Quotas
 from outrider.runtime.core.checks.rules import check_range
-from outrider.runtime.core.errors import DeadlineUnreachable, QuotaExceeded, ServingError
+from outrider.runtime.core.errors import (
+    DeadlineUnreachable,
+    PermissionDenied,
+    QuotaExceeded,
+    ServingError,
+    Unauthenticated,
+)
 from outrider.runtime.core.events import Finished, Times
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.observability.logs import ACCESS, begin_request, bounded
@@ -24,6 +30,8 @@ from outrider.runtime.serving.security.audit import AuditEntry, AuditLog, host_o
 from outrider.runtime.serving.status import code_of
 from outrider.v1 import inference_pb2 as wire
 
+LINES_PER_S = 10
+"""Of refused strangers, in the log and in the audit log; the others are counted."""
 OTHER = "other"
 """Label of the metrics of tenants that nobody has listed."""
 
@@ -58,6 +66,7 @@ class RequestAccounting:
         self.on_way: Counter[str] = Counter()
         self._is_listed = is_listed
         self._has_access_lines = has_access_lines
+        self._stranger_lines = LineLimit(LINES_PER_S, clock)
         self.spans = spans
 
     def open(self) -> RequestRecord:
@@ -68,7 +77,11 @@ class RequestAccounting:
         """Note a call that was refused before it was anybody's request."""
         self.metrics.refused.labels(reason=error.reason).inc()
         ended = Ended(outcome="refused", code=code_of(error).name, reason=error.reason)
-        self.write(replace(caller, method=bounded(method)), ended)
+        num_left_out: int | None = 0
+        if not caller.key and isinstance(error, (Unauthenticated, PermissionDenied)):
+            num_left_out = self._stranger_lines.take()
+        if num_left_out is not None:
+            self.write(replace(caller, method=bounded(method)), ended, not_written=num_left_out)
 
     def begin_call(self, method: str, caller: ClientIdentity) -> None:
         """Count a call that is no request, and takes of its tenant's share as one does.
@@ -89,11 +102,16 @@ class RequestAccounting:
         return tenant if self._is_listed(tenant) else OTHER
 
     def write(
-        self, caller: ClientIdentity, ended: Ended, request_id: str = "", priority: int = 0
+        self,
+        caller: ClientIdentity,
+        ended: Ended,
+        request_id: str = "",
+        priority: int = 0,
+        not_written: int = 0,
     ) -> None:
         """Write what became of a request into the audit log and the server's, where they want it.
 
-        ``request_id`` is the caller's name for it.
+        ``request_id`` is the caller's name for it, ``not_written`` as of ``AuditEntry``.
         """
         ms = round(ended.total_s * 1000.0, 1)
         if self.audit is not None:
@@ -111,10 +129,11 @@ class RequestAccounting:
                     prompt_tokens=ended.num_prompt,
                     output_tokens=ended.num_output,
                     ms=ms,
+                    not_written=not_written,
                 )
             )
         if self._has_access_lines and ACCESS.isEnabledFor(logging.INFO):
-            fields = _access_fields(caller, ended) | {"ms": ms}
+            fields = _access_fields(caller, ended) | {"ms": ms, "not_written": not_written}
             ACCESS.info("request ended", extra={"fields": fields})
 
 
@@ -137,6 +156,27 @@ def _access_fields(caller: ClientIdentity, ended: Ended) -> dict[str, object]:
     if ended.first_token_s is not None:
         fields["first_token_ms"] = round(ended.first_token_s * 1000.0, 1)
     return fields
+
+
+class LineLimit:
+    """Lets so many lines through in a second, and counts the others."""
+
+    def __init__(self, most: int, clock: Callable[[], float]) -> None:
+        self._most = most
+        self._clock = clock
+        self._second, self._num, self._num_left_out = 0, 0, 0
+
+    def take(self) -> int | None:
+        """Return how many lines were left out before this one; None where this one is left out, too."""
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._num = second, 0
+        self._num += 1
+        if self._num > self._most:
+            self._num_left_out += 1
+            return None
+        num, self._num_left_out = self._num_left_out, 0
+        return num
 
 
 class RequestRecord:
@@ -166,28 +206,34 @@ class RequestRecord:
         elif caller.trace:
             self._names.trace_id = trace_id_of(caller.trace)
 
-    def begin(self, request: wire.GenerateRequest) -> None:
-        """Count a request that could be answered, before its texts are tokenised.
+    def begin(self) -> None:
+        """Count a request among its tenant's, before it is parsed.
 
         Raises:
-            RequestError: the tenant may not ask for such a priority.
             DeadlineUnreachable: the caller has stopped waiting.
             QuotaExceeded: the tenant has used up what it may.
         """
-        caller, accounting = self._caller, self._accounting
-        self._request_id, self._priority = request.request_id, request.priority
-        self._names.request_id = request.request_id
-        if self._span is not None:
-            self._span.asked(request)
-        rules = caller.rules
-        check_range("priority", request.priority, *rules.priorities)
+        caller, accounting, rules = self._caller, self._accounting, self._caller.rules
         if caller.remaining_s is not None and caller.remaining_s <= 0.0:
             raise DeadlineUnreachable
         if rules.max_queued is not None and accounting.on_way[caller.tenant] >= rules.max_queued:
             raise QuotaExceeded("max_queued", 1.0)
-        accounting.quotas.begin(caller.tenant, rules, accounting.clock())
+        if not caller.is_counted:
+            accounting.quotas.begin(caller.tenant, rules, accounting.clock())
         accounting.on_way[caller.tenant] += 1
         self._is_on_way = True
+
+    def asked(self, request: wire.GenerateRequest) -> None:
+        """Note what a request asks for.
+
+        Raises:
+            RequestError: the tenant may not ask for such a priority.
+        """
+        self._request_id, self._priority = request.request_id, request.priority
+        self._names.request_id = request.request_id
+        if self._span is not None:
+            self._span.asked(request)
+        check_range("priority", request.priority, *self._caller.rules.priorities)
 
     def arrived(self) -> None:
         """Note that the request is on its way no longer: it was queued, refused, or given up."""
@@ -229,10 +275,7 @@ class RequestRecord:
         self._use(num_tokens)
 
     def made(self, num_tokens: int) -> None:
-        """Charge what no message took of the tokens that were made: who does not read pays for his work, too.
-
-        Tokens of beams are in no such number; they are charged when a search has ended, and not where it is cancelled.
-        """
+        """Charge what no message took of the tokens that were made: who does not read pays for his work, too."""
         num_unsent = num_tokens - self._num_output
         if num_unsent > 0:
             self._num_output += num_unsent

@@ -103,7 +103,13 @@ class RequestEncoder:
             return tuple(request.tokens.ids)
         if request.HasField("chat"):
             chat = chat_of(request.chat)
-            return await self._run(chat.size, lambda: self._encode_prompt(chat), is_prompt=True)
+            return await self._texts.run_sized(
+                chat.size,
+                lambda: self._encode_prompt(chat),
+                tenant=self._tenant,
+                is_prompt=True,
+                may_be_inline=False,
+            )
         size = len(text.encode())
         if isinstance(codec, EncoderDecoderCodec):
             encode = codec.encode_source
@@ -138,10 +144,20 @@ class RequestEncoder:
         Raises:
             RequestError: clients would not take an answer of its length; or it cannot be rendered.
         """
-        return await self._run(
+        return await self._texts.run_sized(
             chat.size,
             lambda: _answer("chat", self._codec, self._encode_chat(chat), max_context),
+            tenant=self._tenant,
+            may_be_inline=False,
         )
+
+    async def beside(self, size: int, work: Callable[[], T]) -> T:
+        """Return what work on so many bytes of the tenant's returns; beside the event loop where these are many.
+
+        Raises:
+            Overloaded: too many texts wait.
+        """
+        return await self._run(size, work)
 
     def _run(self, size: int, work: Callable[[], T], *, is_prompt: bool = False) -> Awaitable[T]:
         """Return what work on one of the tenant's texts returns, in its turn."""

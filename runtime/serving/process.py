@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -58,6 +59,9 @@ async def serve(root: Path, options: ServeOptions) -> int:
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     use_few_arenas()
+    # Each connection is a file; the usual limit of 1,024 is for programs that call select.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     metrics = Metrics()
     security, addresses = open_security(options, metrics)
     spans = open_spans(options.watch.otlp_endpoint, options.name_of(root))
@@ -185,7 +189,7 @@ def open_security(options: ServeOptions, metrics: Metrics) -> tuple[Security, li
     Raises:
         ConfigError: a file or an address cannot be used.
     """
-    failed = metrics.reload_failures
+    failed = metrics.process.reload_failures
     security = Security(options.security, lambda name: failed.labels(file=name).inc())
     addresses = [options.address]
     if options.socket_path is not None:

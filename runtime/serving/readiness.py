@@ -121,6 +121,11 @@ class Listener(Protocol):
         """
         ...
 
+    @property
+    def places(self) -> Mapping[int, int]:
+        """How many connections it may have, by port, once it has started; empty of a Unix socket."""
+        ...
+
     async def stop(self) -> None:
         """Stop listening, when a drain has answered everybody, or the start has failed."""
         ...

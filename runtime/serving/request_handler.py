@@ -41,7 +41,7 @@ from outrider.runtime.serving.response_stream import (
     ResponseStream,
 )
 from outrider.runtime.serving.status import code_of
-from outrider.runtime.serving.tokenization import INLINE_TEXT, TokenizationQueue
+from outrider.runtime.serving.tokenization import INLINE_TEXT, TokenizationQueue, Turns
 from outrider.v1 import inference_pb2 as wire
 
 # Seconds past a deadline that the worker gets to end a request itself, between two steps.
@@ -104,6 +104,8 @@ class RequestHandler:
         self._accounting = accounting
         # By tenant and the caller's id, while the request is live.
         self._live: dict[tuple[str, str], _Live] = {}
+        # Whose callers have gone, until the worker has ended them: by internal id.
+        self._leaving: dict[str, _Live] = {}
         self._has_failed = False
         self._is_draining = False
         self._has_changed_model = False
@@ -115,6 +117,7 @@ class RequestHandler:
             max_queued_tokens=serving.config.max_queued_tokens,
             retry_after_s=serving.config.retry_after_s,
         )
+        self._turns = Turns()
         self._encoder = RequestEncoder(
             serving.codec,
             self._texts,
@@ -157,7 +160,7 @@ class RequestHandler:
     def fail(self) -> None:
         """End all streams, and refuse new ones: the worker is gone."""
         self._has_failed = True
-        for live in self._live.values():
+        for live in (*self._live.values(), *self._leaving.values()):
             live.stream.cut(errors.EngineRestart(live.stream.num_tokens))
 
     def refuse_changed_model(self) -> None:
@@ -214,15 +217,20 @@ class RequestHandler:
             code, reason = code_of(error).name, error.reason
             raise
         finally:
+            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
+            self._num_cut += self._is_draining and is_cut
+            del self._live[spec.tenant, spec.request_id]
+            self._leaving[spec.internal_id] = live
             if not live.stream.is_ended:
                 self._cancel(live, errors.Cancelled("client"))
                 # Those that an interval keeps back were made, too.
                 self._dispatcher.collect()
-            self._forget(spec)
-            record.made(live.stream.num_tokens)
-            is_cut = reason in (errors.DrainDeadline.reason, errors.EngineRestart.reason)
-            self._num_cut += self._is_draining and is_cut
-            record.ended(code, reason)
+            # What the step makes that the worker is in is charged, too.
+            live.stream.when_over(lambda: self._close(live, record, code, reason))
+
+    def encoder_of(self, tenant: str) -> RequestEncoder:
+        """Return who works on a tenant's texts."""
+        return self._encoder.of(tenant)
 
     def encoder_for(self, method: str, caller: ClientIdentity) -> RequestEncoder:
         """Return who tokenises texts of a call that is no request; the call takes of its tenant's share.
@@ -255,13 +263,15 @@ class RequestHandler:
         client = asked.client()
         record.called_by(client)
         self.check_open()
+        record.begin()
+        await self._turns.take()
         request = asked.message()
         rules, defaults = self._rules, serving.defaults
         check_request(request, defaults.fill(request), rules)
-        record.begin(request)
+        record.asked(request)
         admission = self._admission(client, asked.default_max_tokens)
         self._check_room(request, admission)
-        if (grammar := grammar_of(request)) is not None:
+        if (grammar := grammar_of(request, client.tenant)) is not None:
             await self._grammars.prepare(grammar)
         encoder = self._encoder.of(client.tenant)
         texts = await encoder.encode(request)
@@ -373,7 +383,10 @@ class RequestHandler:
                 if num_open == 0:
                     return end.reason
 
-    def _forget(self, spec: RequestSpec) -> None:
-        del self._live[spec.tenant, spec.request_id]
-        if not self._live:
+    def _close(self, live: _Live, record: RequestRecord, code: str, reason: str) -> None:
+        """Charge and note a request for which the worker makes nothing more."""
+        del self._leaving[live.samples[0].internal_id]
+        record.made(live.stream.num_tokens)
+        record.ended(code, reason)
+        if not self._live and not self._leaving:
             self._idle.set()

@@ -149,7 +149,7 @@ class ResponseStream:
         echo_prefix: text in front of the first event's.
 
     Attributes:
-        num_tokens: tokens that have arrived.
+        num_tokens: tokens that have arrived; of a beam search those that it has made, once it has ended.
     """
 
     def __init__(
@@ -178,6 +178,7 @@ class ResponseStream:
         self._progress: deque[Progressed] = deque()
         self._end: Finished | Failed | None = None
         self._is_cut = False
+        self._when_over: Callable[[], None] | None = None
         self.num_tokens = 0
         self._has_events = has_events or asyncio.Event()
 
@@ -191,6 +192,13 @@ class ResponseStream:
         if self._end is None:
             self._put_at_once(Failed(error=error, num_output=self.num_tokens))
             self._is_cut = True
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call something once no token can come any more: after the terminal event, or a cut."""
+        if self._end is not None:
+            call()
+        else:
+            self._when_over = call
 
     def deliver(self, event: Event) -> None:
         """Add an event on the worker's thread; it arrives when the dispatcher is sent, or the interval ends."""
@@ -254,7 +262,10 @@ class ResponseStream:
                 self._backlog.add()
         else:
             self._end = event
+            self.num_tokens = max(self.num_tokens, event.num_output)
             self._has_events.set()
+            if self._when_over is not None:
+                self._when_over()
 
     def _put_at_once(self, event: Event) -> None:
         if self._pause is not None:
@@ -298,6 +309,19 @@ class GroupResponseStream:
         """End the stream with an error in place of a worker that does not; on the loop."""
         for one in self._all:
             one.cut(error)
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call something once no token of any completion can come any more."""
+        num_open = len(self._all)
+
+        def count() -> None:
+            nonlocal num_open
+            num_open -= 1
+            if not num_open:
+                call()
+
+        for one in self._all:
+            one.when_over(count)
 
     async def take(self) -> Batch:
         """Wait for events of any completion and return what has come of it as one batch."""

@@ -94,6 +94,7 @@ class Server:
         self._security = security or Security()
         self._listeners = listeners
         self._health = Health(readiness, "", SERVICE)
+        self._max_connections = config.max_connections
         options = (
             *SERVER_OPTIONS,
             ("grpc.max_allowed_incoming_connections", config.max_connections),
@@ -101,7 +102,7 @@ class Server:
         )
         services = (InferenceService(readiness), *services)
         gate = GrpcGate(
-            Gate(self._security.authenticator, self._note_refusal),
+            Gate(self._security.authenticator, self._note_refusal, self._security.places.let_in),
             {**SCOPES_OF_GRPC, **scopes_of(services)},
             has_open_health=self._security.options.has_open_health,
         )
@@ -151,10 +152,17 @@ class Server:
                 await listener.stop()
             raise
         await self._server.start()
+        places = {port: self._max_connections for port in ports if port}
+        for listener in self._listeners:
+            places |= listener.places
         self._tasks = [
+            watched(
+                self._security.places.watch(places, self.metrics.process.evicted.inc),
+                self.has_failed,
+            ),
             asyncio.create_task(give_back_regularly()),
             watched(self._security.watch(), self.has_failed),
-            watched(self.metrics.loop_lag.watch(), self.has_failed),
+            watched(self.metrics.process.loop_lag.watch(), self.has_failed),
         ]
         return ports[0]
 
@@ -209,6 +217,8 @@ class Server:
         for listener in self._listeners:
             await listener.stop()
         await self._server.stop(CLOSE_GRACE_S)
+        if (audit := self.readiness.accounting.audit) is not None:
+            await asyncio.to_thread(audit.flush)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -50,6 +50,28 @@ class _Job:
     answer: asyncio.Future[Any] = field(compare=False)
 
 
+class Turns:
+    """Lets one piece of work begin in each turn of the event loop, in order of arrival.
+
+    A turn runs all that is ready, and timers and messages wait for its end: of 256 requests at once 2 s.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Return when a turn is free; at once where the present one is."""
+        async with self._lock:
+            if self._is_taken:
+                await asyncio.sleep(0)
+            self._is_taken = True
+            asyncio.get_running_loop().call_soon(self._free)
+
+    def _free(self) -> None:
+        self._is_taken = False
+
+
 class TokenizationQueue:
     """Runs work on texts, long ones one at a time; used on the event loop alone.
 
@@ -86,7 +108,13 @@ class TokenizationQueue:
         return self.run_sized(len(text.encode()), work, tenant=tenant, is_prompt=is_prompt)
 
     async def run_sized(
-        self, size: int, work: Callable[[], T], *, tenant: str = "", is_prompt: bool = False
+        self,
+        size: int,
+        work: Callable[[], T],
+        *,
+        tenant: str = "",
+        is_prompt: bool = False,
+        may_be_inline: bool = True,
     ) -> T:
         """Return what ``work`` returns, in its turn.
 
@@ -97,11 +125,12 @@ class TokenizationQueue:
             work: takes no arguments; runs on the event loop where it is short.
             tenant: whose text it is.
             is_prompt: whether the text is a prompt.
+            may_be_inline: whether short work is as quick as tokenising.
 
         Raises:
             Overloaded: too many texts wait, or too long ones.
         """
-        if size < INLINE_TEXT:
+        if size < INLINE_TEXT and may_be_inline:
             return work()
         self._check_room(tenant, size)
         answer = asyncio.get_running_loop().create_future()

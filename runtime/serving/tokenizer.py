@@ -120,8 +120,12 @@ class TokenizersCodec:
         return None if REPLACEMENT in text else text
 
     def _decode(self, ids: tuple[int, ...], skip_special_tokens: bool) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        if len(ids) <= _SHORT:
+            text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+        # Unlike ``decode`` this leaves the interpreter to others meanwhile.
+        texts = self._tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(texts[0])
 
     def spell(self, token: int) -> str:
         """Return one token as the vocabulary spells it; empty beyond the vocabulary."""

@@ -55,13 +55,16 @@ def pair_steps(
     @cache
     def tokens_of(
         params: SamplingParams, speculation: SpeculationParams, seeds: range
-    ) -> list[tuple[int, ...]]:
+    ) -> tuple[list[tuple[int, ...]], int]:
         return _completions(bundle, pair, prompt, params, speculation, seeds)
 
     def check(way: Way) -> list[Check]:
-        found = tokens_of(way.params, way.speculation, with_seeds)
-        alone = tokens_of(way.params, off, others)
-        checks = [
+        found, num_drafted = tokens_of(way.params, way.speculation, with_seeds)
+        alone, _ = tokens_of(way.params, off, others)
+        # Where nothing is drafted, equal laws prove nothing.
+        title = f"{name}: pair, {way.name}, {num_drafted} tokens drafted"
+        checks = [Check(name=title, num_draws=0, p_value=float(num_drafted > 0))]
+        checks += [
             Check(
                 name=f"{name}: pair, {way.name}, token {k + 1}",
                 num_draws=2 * num_samples,
@@ -73,21 +76,21 @@ def pair_steps(
         ]
         if pair.target.is_row_invariant and not way.speculation.verifies_block:
             asked = replace(way.speculation, mode=ExactnessMode.SEED_STABLE)
-            found = tokens_of(way.params, asked, few)
+            found, _ = tokens_of(way.params, asked, few)
             checks.append(
                 Check(
                     name=f"{name}: pair, {way.name}, seed_stable tokens equal",
                     num_draws=2 * len(few),
-                    p_value=float(found == tokens_of(way.params, stable, few)),
+                    p_value=float(found == tokens_of(way.params, stable, few)[0]),
                 )
             )
         return checks
 
-    for way in _ways(bundle, pair):
+    for way in _ways(bundle, pair, prompt):
         yield partial(check, way)
 
 
-def _ways(bundle: Bundle, pair: Pair) -> Iterator[Way]:
+def _ways(bundle: Bundle, pair: Pair, prompt: Prompt) -> Iterator[Way]:
     gamma = min(4, bundle.manifest.max_gamma)
     points = SpeculationParams(drafter=_POINT_DRAFTER, gamma=gamma)
     yield Way(name="point masses", speculation=points)
@@ -98,6 +101,17 @@ def _ways(bundle: Bundle, pair: Pair) -> Iterator[Way]:
     yield Way(name="model", speculation=model)
     yield Way(name="model, penalties", speculation=model, params=PENALISED)
     yield Way(name="model, as a block", speculation=replace(model, verifies_block=True))
+    last = prompt.tokens[-1]
+    shaped = SamplingParams(
+        logit_bias=((last, 2.0),),
+        bad_words=((last, last),),
+        no_repeat_ngram_size=3,
+        min_tokens=NUM_TOKENS,
+        end_token_ids=bundle.manifest.eos_token_ids,
+    )
+    title = "model, bias, bad words, n-grams, min_tokens"
+    yield Way(name=title, speculation=model, params=shaped)
+    yield Way(name="cascade", speculation=replace(model, drafter=f"model/{_POINT_DRAFTER}"))
     takes_trees = min(pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) > 1
     if takes_trees and isinstance(pair.sampler, CandidateSampler):
         yield Way(name="tree", speculation=replace(model, drafter="tree", branching=(3, 2)))
@@ -106,7 +120,8 @@ def _ways(bundle: Bundle, pair: Pair) -> Iterator[Way]:
 def _completions(
     bundle: Bundle, pair: Pair, prompt: Prompt, params: SamplingParams, speculation: SpeculationParams,
     seeds: range,
-) -> list[tuple[int, ...]]:  # fmt: skip
+) -> tuple[list[tuple[int, ...]], int]:  # fmt: skip
+    """Return the tokens of a completion for each seed, and how many tokens were drafted for them."""
     worker = _worker(bundle, pair, num_queued=len(seeds), num_tokens=len(prompt))
     receivers = [_Receiver() for _ in seeds]
     for seed, receiver in zip(seeds, receivers, strict=True):
@@ -126,7 +141,8 @@ def _completions(
         pass
     if error := next((r.error for r in receivers if r.error is not None), None):
         raise error
-    return [tuple(receiver.tokens) for receiver in receivers]
+    tokens = [tuple(receiver.tokens) for receiver in receivers]
+    return tokens, worker.snapshot().num_drafted
 
 
 def _worker(bundle: Bundle, pair: Pair, *, num_queued: int, num_tokens: int) -> Worker:

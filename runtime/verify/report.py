@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+COVERS = (
+    "max_accept, seed_stable at a fixed gamma; temperature, top-k, top-p, min-p, penalties, bias, bad words, n-grams, "
+    "min_tokens; drafts of the model as chains, blocks and trees, cascades, point masses; the first four tokens"
+)
+"""What a report with a draft model and trees is about; its checks say which of it they are."""
+COVERS_NOT = (
+    "lenient (not exact by its definition), constraints, beam search, gamma and drafter auto, several completions of a "
+    "prompt, cached prefixes, drafters from texts other than suffix, positions beyond the fourth token"
+)
+"""What the project's own tests hold, and no report about a bundle."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -58,4 +69,5 @@ class VerifyReport:
             f"{verdict}: {len(self.checks)} checks, each at level {self.level:.2g}; "
             f"false-alarm rate of the whole at most about {self.false_alarm:.2g}"
         )
+        lines += [f"covered: {COVERS}", f"not covered: {COVERS_NOT}"]
         return "\n".join([*lines, *filter(None, [self.accepted])])

@@ -9,16 +9,17 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from outrider.runtime.cli.main import app
-from outrider.runtime.serving.supervision.supervisor import LIVENESS
-from outrider.runtime.serving.v1.service import SERVICE
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
+from scripts.pin_requirements import HASH, pins
 from tests.environments import Environments
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -169,14 +170,11 @@ def test_probes_ask_what_the_server_answers(variant: str):
     ports = {one["name"]: one["containerPort"] for one in container["ports"]}
     probes = {name: container[name] for name in ("startupProbe", "livenessProbe", "readinessProbe")}
     for name, probe in probes.items():
-        is_ready = name == "readinessProbe"
-        if variant == "plain":
-            asked = {"port": ports["grpc"], "service": SERVICE if is_ready else LIVENESS}
-            assert probe["grpc"] == asked
-        else:
-            # Kubelet's gRPC probes know no TLS.
-            options = [] if is_ready else ["--service", "liveness"]
-            assert probe["exec"]["command"] == ["outrider", "health", *options]
+        # On a listener of their own: no caller takes its places.
+        path = "/health" if name == "readinessProbe" else "/live"
+        scheme = {} if variant == "plain" else {"scheme": "HTTPS"}
+        assert probe["httpGet"] == {"path": path, "port": "metrics", **scheme}
+        assert {"grpc", "exec"}.isdisjoint(probe)
     path = PACKAGING / "kubernetes" / variant / "serve.toml"
     found = settings(path)
     assert found["metrics_address"].endswith(f":{ports['metrics']}")
@@ -212,3 +210,51 @@ def test_the_unit_may_do_little(unit: Path):
     # 1.5 of 10: it needs the network, and code that it compiles.
     done = analyzed("security", "--offline=true", "--no-pager", "--threshold=16", unit)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("base", "is_taken"),
+    [
+        ("python:3.11-slim-bookworm@sha256:" + "a1" * 32, True),
+        ("registry.example/python@sha256:" + "0f" * 32, True),
+        ("python:3.11-slim-bookworm", False),
+        ("python:3.11-slim-bookworm@sha256:" + "a1" * 31, False),
+        ("python@latest", False),
+        ("", False),
+    ],
+)
+def test_the_images_base_is_a_digest(base: str, is_taken: bool):
+    """The image's own first command refuses a bare tag, and no stage has a base of its own."""
+    text = DOCKERFILE.read_text("utf-8")
+    assert re.findall(r"^FROM (\S+)", text, re.M) == ["${BASE}"] * 2
+    assert re.findall(r"^ARG BASE(.*)$", text, re.M) == ["", ""]
+    (check,) = re.findall(r"^RUN (case .*? esac)$", text, re.M | re.S)
+    done = subprocess.run(["sh", "-c", check], env={"BASE": base}, capture_output=True, text=True)
+    assert (done.returncode == 0) == is_taken
+    assert is_taken or "by its digest" in done.stderr
+
+
+def test_requirements_have_hashes_and_are_what_is_installed():
+    text = (PACKAGING.parent / "requirements.txt").read_text("utf-8")
+    blocks = re.split(r"\n(?=[A-Za-z0-9._-]+==)", text)[1:]
+    assert len(blocks) == len(pins(text)) > 100
+    assert all(HASH.search(block) for block in blocks)
+    wrong = {
+        name: version
+        for name, version in pins(text).items()
+        if metadata.version(name).partition("+")[0] != version
+    }
+    assert not wrong
+
+
+def test_pins_keep_the_projects_bounds():
+    """What the wheels allow holds what is tested."""
+    versions = pins((PACKAGING.parent / "requirements.txt").read_text("utf-8"))
+    for folder in ("", "proto"):
+        path = PACKAGING.parent / folder / "pyproject.toml"
+        project = tomllib.loads(path.read_text("utf-8"))["project"]
+        extras = project.get("optional-dependencies", {})
+        for text in (*project["dependencies"], *(one for some in extras.values() for one in some)):
+            asked = Requirement(text)
+            version = versions.get(asked.name.lower().replace("_", "-"))
+            assert version is None or asked.specifier.contains(version), text

@@ -146,7 +146,7 @@ def _speculation(window: Window) -> Iterable[tuple[str, str]]:
     yield "a step", _times(window, "engine_step_seconds")
     yield "cache taken", _share(kept)
     yield "prompt tokens found in the cache", _share(found)
-    yield "event loop late", _times(window, "event_loop_lag_seconds")
+    yield "event loop late", _times(window, "loop_lag_seconds")
     yield "engine restarts", _number(now.value("engine_restarts_total"))
     for labels, value in now.samples.get("outrider_control_alpha", ()):
         least = now.value("control_least_alpha", **labels)

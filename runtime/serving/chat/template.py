@@ -1,13 +1,16 @@
 """Chat templates, rendered byte for byte as Transformers 5.23 renders them, and without it.
 
-A template is code of the bundle's maker, never of a request. The sandbox keeps it from attributes of Python's objects;
-neither it nor this file bounds the time that a template takes. Texts are bounded, those it gets and the one it makes.
+A template is code of the bundle's maker, never of a request. The sandbox keeps it from attributes of Python's objects.
+Texts are bounded, those it gets and the one it makes; so are its steps, which are turns of loops and calls, and the
+processor's time between two of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +26,11 @@ from outrider.runtime.core.errors import RequestError
 
 MESSAGES_FIELD = "chat.messages"
 _MOST_QUOTED = 200
+MOST_STEPS = 1_000_000
+"""Of one text: as many as a template takes that looks at each of 1,000 messages for each of them."""
+LIMIT_S = 2.0
+"""Seconds of the processor."""
+_LOOKS_EVERY = 64
 
 
 class ChatTemplate:
@@ -45,7 +53,7 @@ class ChatTemplate:
         environment = _environment(now)
         try:
             tree = environment.parse(source)
-            self._compiled = environment.from_string(source)
+            self._compiled = _counted(environment, environment.parse(source))
         # Whatever the compiler makes of a wrong text: TemplateSyntaxError for most, RecursionError for some.
         except (jinja2.TemplateError, RecursionError, ValueError, TypeError) as error:
             raise BundleError(f"chat template {name}: {error}") from error
@@ -71,9 +79,12 @@ class ChatTemplate:
             RequestError: the template refuses them, fails on them, or makes too long a text of them.
         """
         parts, size = [], 0
+        steps = _Steps()
+        _STEPS.set(steps)
         # Any exception of any of its expressions ends a template; all of them are answers to what it was given.
         try:
             for part in self._compiled.generate(variables):
+                steps.take()
                 size += len(part.encode("utf-8", "surrogatepass"))
                 if size > max_bytes:
                     rule = f"must be at most {max_bytes} bytes of UTF-8 when it is rendered"
@@ -81,6 +92,9 @@ class ChatTemplate:
                 parts.append(part)
         except RequestError:
             raise
+        except _TooLongError as error:
+            rule = f"the chat template {self._name} takes too long on them"
+            raise RequestError(MESSAGES_FIELD, rule) from error
         except _Refusal as error:
             raise RequestError(MESSAGES_FIELD, self._refusal(str(error))) from error
         except Exception as error:
@@ -96,6 +110,59 @@ class ChatTemplate:
         line = "".join(one if one.isprintable() else " " for one in words)
         rest = "" if len(line) == len(message.strip()) else " ..."
         return f"the chat template {self._name} refuses them" + (f": {line}{rest}" if line else "")
+
+
+class _TooLongError(Exception):
+    """A template takes more steps, or more time, than it may."""
+
+
+class _Steps:
+    """Counts the steps of one text."""
+
+    def __init__(self) -> None:
+        self._num = 0
+        self._until_s = time.thread_time() + LIMIT_S
+
+    def take(self) -> None:
+        """Count one more.
+
+        Raises:
+            _TooLongError: it is one too many, or the time is over.
+        """
+        self._num += 1
+        is_late = self._num % _LOOKS_EVERY == 0 and time.thread_time() > self._until_s
+        if is_late or self._num > MOST_STEPS:
+            raise _TooLongError
+
+
+_STEPS: ContextVar[_Steps] = ContextVar("steps")
+_COUNTED = "outrider_counted"
+
+
+def _turns(value: Iterable[Any]) -> Iterator[Any]:
+    """Yield what a loop runs over, and count its turns."""
+    steps = _STEPS.get()
+    for one in value:
+        steps.take()
+        yield one
+
+
+def _counted(environment: jinja2.Environment, tree: jinja2.nodes.Template) -> jinja2.Template:
+    """Return the template of a tree whose loops count their turns."""
+    for loop in tree.find_all(jinja2.nodes.For):
+        loop.iter = jinja2.nodes.Filter(loop.iter, _COUNTED, [], [], None, None)
+    code = environment.compile(tree)
+    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with calls counted."""
+
+    # ``self`` may be a name of the template's.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """Call what a template calls."""
+        _STEPS.get().take()
+        return ImmutableSandboxedEnvironment.call(*args, **kwargs)
 
 
 class _Refusal(jinja2.TemplateError):
@@ -148,15 +215,16 @@ def _check_name(name: object) -> None:
         raise SecurityError("a namespace takes no names that begin with an underscore")
 
 
-def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+def _environment(now: Callable[[], datetime]) -> _Environment:
     """Return what Transformers renders chat templates in.
 
     Source: transformers 5.23.0, ``utils/chat_template_utils.py``, ``_cached_compile_jinja_template``.
     """
-    found = ImmutableSandboxedEnvironment(
+    found = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     found.filters["tojson"] = _to_json
+    found.filters[_COUNTED] = _turns
     found.globals["raise_exception"] = _refuse
     found.globals["strftime_now"] = lambda form: now().strftime(form)
     found.globals["dict"] = _Dict()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of
 from outrider.runtime.serving.http.openai.completions import Completions
 from outrider.runtime.serving.http.openai.tokens import detokenize, tokenize, tokenizer_info
 from outrider.runtime.serving.http.operations import operations_routes
 from outrider.runtime.serving.http.pages import Page
-from outrider.runtime.serving.http.responses import answer_json
+from outrider.runtime.serving.http.responses import answer, answer_json
 from outrider.runtime.serving.http.routes import Application, HttpRoute
 from outrider.runtime.serving.readiness import ServerState
-from outrider.runtime.serving.requests.client import ClientIdentity
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -65,18 +65,18 @@ class _Asked:
         self,
         readiness: ServerState,
         max_bytes: int,
-        ask: Callable[[Mapping[str, Any], ServerState, ClientIdentity], Awaitable[dict[str, Any]]],
+        ask: Callable[[Mapping[str, Any], ServerState, RequestEncoder], Awaitable[bytes]],
     ) -> None:
         self._readiness = readiness
         self._max_bytes = max_bytes
         self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._readiness.handler  # noqa: B018 - refuses before a body is read
-        request = Request(scope, receive)
-        body = await read_body(request, self._max_bytes)
-        values = parse_object(body)
-        await answer_json(await self._ask(values, self._readiness, caller_of(scope)), send)
+        handler, caller = self._readiness.handler, caller_of(scope)
+        encoder = handler.encoder_for(caller.method, caller)
+        body = await read_body(Request(scope, receive), self._max_bytes)
+        values = await encoder.beside(len(body), lambda: parse_object(body))
+        await answer(await self._ask(values, self._readiness, encoder), send)
 
 
 def _models(readiness: ServerState, created_s: int) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from json import decoder, scanner
 from typing import Any, NoReturn
 
 from outrider.runtime.core.errors import MalformedRequest, RequestError
@@ -12,6 +14,10 @@ from starlette.requests import Request
 
 PATIENCE_S = 30.0
 """For a body to arrive."""
+INLINE_BODY = 4096
+"""Bytes up to which the library's C code parses a body. It keeps the interpreter, for 700 ms of 4 MiB of lists."""
+MOST_CONTAINERS = 1 << 16
+"""Arrays and objects of a body: garbage collection looks at all of them, and keeps the interpreter meanwhile."""
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -49,15 +55,53 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """
     try:
         text = body.decode("utf-8")
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
-        if "\\ud" in text.lower():
-            # Half a character may be written by its number.
-            json.dumps(found, ensure_ascii=False).encode()
+        found = _loads(text) if len(body) <= INLINE_BODY else _BoundedDecoder().decode(text)
+        if "\\ud" in text or "\\uD" in text:
+            _check_characters(found)
     except (ValueError, RecursionError) as error:
         raise MalformedRequest(f"the body is not well-formed JSON: {_rule(error)}") from error
     if not isinstance(found, dict):
         raise MalformedRequest("the body must be a JSON object")
     return found
+
+
+class _BoundedDecoder(json.JSONDecoder):
+    """The library's decoder in Python: other threads run meanwhile. Counts arrays and objects."""
+
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=_object, parse_constant=_no_number)
+        self._num_containers = 0
+        self.parse_object = self._counted(decoder.JSONObject)  # type: ignore[attr-defined]
+        self.parse_array = self._counted(decoder.JSONArray)  # type: ignore[attr-defined]
+        self.scan_once = scanner.py_make_scanner(self)  # type: ignore[attr-defined]
+
+    def _counted(self, parse: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any) -> Any:
+            self._num_containers += 1
+            if self._num_containers > MOST_CONTAINERS:
+                raise _BrokenRuleError(f"it must hold at most {MOST_CONTAINERS} arrays and objects")
+            return parse(*arguments)
+
+        return counted
+
+
+def _loads(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_object, parse_constant=_no_number)
+
+
+def _check_characters(value: Any) -> None:
+    """Refuse half characters, which may be written by their numbers.
+
+    Raises:
+        UnicodeEncodeError: a text has one.
+    """
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, (list, dict)):
+        for one in value:
+            _check_characters(one)
+            if isinstance(value, dict):
+                _check_characters(value[one])
 
 
 class _BrokenRuleError(ValueError):

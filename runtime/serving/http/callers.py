@@ -24,7 +24,7 @@ def peer_of(scope: Mapping[str, Any]) -> str:
     if scope["client"] is None:
         return ""
     host, port = scope["client"]
-    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def values_of(scope: Scope, name: str) -> list[str]:

@@ -15,8 +15,8 @@ from outrider.runtime.serving.security.addresses import UNIX
 from outrider.runtime.serving.settings import ServeOptions
 from prometheus_client.registry import Collector
 
-METRICS_CONNECTIONS = 16
-"""At once; further ones are closed."""
+METRICS_CONNECTIONS = 64
+"""At once, of scrapers and probes."""
 OPENAI = "openai"
 
 

@@ -120,7 +120,7 @@ class HttpListener:
             split_address(options.key, address)
         security.check(options.key, address)
         gate = HttpGate(
-            Gate(security.authenticator, refused),
+            Gate(security.authenticator, refused, security.places.let_in),
             routes,
             has_open_health=security.options.has_open_health,
             # What no browser reaches has no names to mistake.
@@ -139,6 +139,11 @@ class HttpListener:
     def port(self) -> int:
         """The bound port, once started; 0 for a Unix socket."""
         return self._port
+
+    @property
+    def places(self) -> dict[int, int]:
+        """See ``Listener.places``."""
+        return {self._port: self._options.max_connections} if self._port else {}
 
     async def start(self) -> None:
         """Listen.

@@ -24,7 +24,7 @@ class BoundedProtocol(HttpToolsProtocol):
         stall_s: seconds that a client may read nothing of an answer.
     """
 
-    most_connections = 512
+    most_connections = 4096
     stall_s = STALL_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -13,7 +13,7 @@ from functools import partial
 from outrider.runtime.core.events import Finished, SpeculationReport, Times
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.observability.histogram import Histogram
-from outrider.runtime.serving.observability.process import BuildInfo, LoopLag
+from outrider.runtime.serving.observability.process import BuildInfo, ProcessMetrics
 from outrider.runtime.serving.response_stream import Batch
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
@@ -30,7 +30,7 @@ class Metrics:
 
     Attributes:
         registry: to add further collectors to.
-        loop_lag: to have watched on the event loop.
+        process: of the server's process.
         speculation: drafts of completed requests.
         requests: times and lengths.
     """
@@ -38,17 +38,13 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(BuildInfo())
-        self.loop_lag = LoopLag()
-        self.registry.register(self.loop_lag)
+        self.process = ProcessMetrics(self.registry)
         counter = partial(_counter, self.registry)
         self.admitted = counter("requests_admitted", "Requests taken into the queue")
         self.finished = counter(
             "requests_finished", "Admitted requests that ended", "code", "reason"
         )
         self.refused = counter("requests_refused", "Requests not taken", "reason")
-        self.reload_failures = counter(
-            "reload_failures", "Files that changed and could not be used", "file"
-        )
         self.tenant_requests = counter(
             "tenant_requests", "Requests by tenant, once they ended", "tenant", "outcome"
         )

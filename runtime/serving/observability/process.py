@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from importlib import metadata
 
-from outrider.runtime.serving.observability.histogram import Histogram
-from prometheus_client.core import GaugeMetricFamily
+from outrider.runtime.serving.observability.histogram import Histogram, family
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-LAG_EVERY_S = 0.5
-"""Seconds between two looks at the event loop."""
+LAG_EVERY_S = 0.05
+"""Seconds between two looks at the event loop: a longer hold is always seen, and a look takes 20 us."""
 LAG_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 
 
@@ -60,10 +61,16 @@ class LoopLag(Histogram):
 
     def __init__(self) -> None:
         super().__init__(
-            "outrider_event_loop_lag_seconds",
-            "Lateness of the event loop, twice a second",
+            "outrider_loop_lag_seconds",
+            "Lateness of the event loop, 20 times a second",
             LAG_BUCKETS,
         )
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """Yield the metric, and once more under the name that it had until 0.2."""
+        yield from super().collect()
+        text = "The same, under its name until 0.2"
+        yield family("outrider_event_loop_lag_seconds", text, self._bounds, self._counts, self._sum)
 
     async def watch(self) -> None:
         """Look until cancelled."""
@@ -72,6 +79,31 @@ class LoopLag(Histogram):
             due_s = loop.time() + LAG_EVERY_S
             await asyncio.sleep(LAG_EVERY_S)
             self.observe(max(0.0, loop.time() - due_s))
+
+
+class ProcessMetrics:
+    """What concerns the process and none of its requests.
+
+    Attributes:
+        loop_lag: to have watched on the event loop.
+        reload_failures: of files, by name.
+        evicted: connections.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.loop_lag = LoopLag()
+        registry.register(self.loop_lag)
+        self.reload_failures = Counter(
+            "outrider_reload_failures",
+            "Files that changed and could not be used",
+            ("file",),
+            registry=registry,
+        )
+        self.evicted = Counter(
+            "outrider_connections_evicted",
+            "Connections closed to make room for others",
+            registry=registry,
+        )
 
 
 def server_version() -> str:

@@ -21,6 +21,7 @@ class ClientIdentity:
         peer: address of the caller, as gRPC spells it.
         protocol: that the request came in.
         method: of the protocol, as callers name it.
+        is_counted: whether the request has been counted among the tenant's, before its body was parsed.
         trace: headers of ``runtime.serving.observability.tracing.TRACE_HEADERS`` that the request came with.
     """
 
@@ -32,6 +33,7 @@ class ClientIdentity:
     peer: str = ""
     protocol: str = "outrider.v1"
     method: str = "Generate"
+    is_counted: bool = False
     trace: Mapping[str, str] = field(default_factory=dict)
 
 

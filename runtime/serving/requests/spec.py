@@ -158,8 +158,8 @@ def beams_of(request: wire.GenerateRequest) -> BeamParams | None:
     )
 
 
-def grammar_of(request: wire.GenerateRequest) -> GrammarParams | None:
-    """Return the constraint of an answer; None for none.
+def grammar_of(request: wire.GenerateRequest, scope: str = "") -> GrammarParams | None:
+    """Return the constraint of an answer; None for none. ``scope`` is the tenant.
 
     Raises:
         RequestError: two are given, or one that belongs to another.
@@ -177,7 +177,12 @@ def grammar_of(request: wire.GenerateRequest) -> GrammarParams | None:
         raise RequestError("disable_any_whitespace", "needs json_schema")
     if not kinds:
         return None
-    return GrammarParams(kind=kinds[0], text=given[kinds[0]], allows_whitespace=not has_no_spaces)
+    return GrammarParams(
+        kind=kinds[0],
+        text=given[kinds[0]],
+        allows_whitespace=not has_no_spaces,
+        scope=scope,
+    )
 
 
 def build_spec(
@@ -201,7 +206,7 @@ def build_spec(
     prompt_tokens = _text_begin(request, texts, model)
     max_tokens = _max_tokens(request, len(prompt_tokens), admission.default_max_tokens, rules)
     params = _params(request, texts, max_tokens, model, defaults)
-    beams, grammar = beams_of(request), grammar_of(request)
+    beams, grammar = beams_of(request), grammar_of(request, client.tenant)
     speculation = speculation_of(request.speculation)
     sampling = request.sampling
     return RequestSpec(
@@ -228,6 +233,7 @@ def build_spec(
         tenant=client.tenant,
         is_known=client.is_known,
         # No name of a scope has a slash.
+        salt=request.cache_salt,
         cache_scope="" if scope is None else f"{scope}/{request.cache_salt}",
         grammar=grammar if max_tokens else None,
         priority=request.priority,

@@ -31,6 +31,7 @@ from outrider.runtime.serving.security.certificate import (
 from outrider.runtime.serving.security.files import read_text
 from outrider.runtime.serving.security.keys import parse_keys
 from outrider.runtime.serving.security.options import SecurityOptions
+from outrider.runtime.serving.security.places import Places
 from outrider.runtime.serving.security.reload import WatchedFile
 from outrider.runtime.serving.security.tenants import Tenants, parse_tenants
 from outrider.runtime.serving.security.tokens import TokenKeys, parse_key_set
@@ -49,6 +50,9 @@ class Security:
         options: as the server was started with.
         reload_failed: told the name of files that have changed and cannot be used.
 
+    Attributes:
+        places: who keeps a connection.
+
     Raises:
         ConfigError: a file cannot be used.
         ModuleNotFoundError: a library of the extra ``auth`` is missing.
@@ -65,6 +69,7 @@ class Security:
         self.certificate = self._certificate(options)
         self._tenants = self._read_tenants(options)
         self.authenticator = Authenticator(self._credentials(options), self._tenants or Tenants)
+        self.places = Places()
         self._exposed: list[str] = []
         self._reminded_s = -REMIND_EVERY_S
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,7 @@ class AuditEntry:
         tenant: whose request it is; empty where that is not known.
         key: what proved it, as of ``Identity``.
         peer: address of the caller, without the port.
+        not_written: refusals of strangers since the last one that was written, beyond those that a second has lines of.
         request_id: the caller's name for it.
         code: gRPC status that it ended with.
         reason: of the error, or of the end of the answer.
@@ -48,10 +50,15 @@ class AuditEntry:
     prompt_tokens: int = 0
     output_tokens: int = 0
     ms: float = 0.0
+    not_written: int = 0
+
+
+MOST_WAITING = 100_000
+"""Entries that wait for a slow disk: 40 MiB."""
 
 
 class AuditLog:
-    """Appends entries to a file that only its owner may read.
+    """Appends entries to a file that only its owner may read, on a thread of its own.
 
     Args:
         path: of the file; made where there is none.
@@ -65,15 +72,29 @@ class AuditLog:
         self._path = path
         self._now = now
         self._has_failed = False
+        self._num_waiting = 0
         try:
             self._file = self._open()
         except OSError as error:
             raise ConfigError("audit_log", "must be a file that can be appended to") from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-audit")
 
     def write(self, entry: AuditEntry) -> None:
-        """Append an entry. Where that fails, requests go on, and the server's log says so once."""
+        """Have an entry appended. Where that fails, requests go on, and the server's log says so once."""
         time = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = json.dumps({"time": time, **asdict(entry)}, separators=(",", ":")).encode() + b"\n"
+        if self._num_waiting >= MOST_WAITING:
+            self._note_failure("its disk is too slow")
+            return
+        self._num_waiting += 1
+        self._thread.submit(self._append, line)
+
+    def flush(self) -> None:
+        """Return once all entries so far are written."""
+        self._thread.submit(lambda: None).result()
+
+    def _append(self, line: bytes) -> None:
+        self._num_waiting -= 1
         try:
             if self._has_moved():
                 moved, self._file = self._file, self._open()
@@ -81,16 +102,20 @@ class AuditLog:
             os.write(self._file, line)
             self._has_failed = False
         except OSError as error:
-            if not self._has_failed:
-                log.error("the audit log cannot be written: %s", error.strerror)
-            self._has_failed = True
+            self._note_failure(error.strerror)
+
+    def _note_failure(self, reason: str | None) -> None:
+        if not self._has_failed:
+            log.error("the audit log cannot be written: %s", reason)
+        self._has_failed = True
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what waits, and close the file."""
+        self._thread.shutdown()
         os.close(self._file)
 
     def _open(self) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._path, flags, 0o600)
 
     def _has_moved(self) -> bool:

@@ -60,11 +60,18 @@ class Gate:
     Args:
         authenticator: to ask.
         refused: called for each call that is refused.
+        let_in: called with the peer of each call that is let in, open ones left out.
     """
 
-    def __init__(self, authenticator: Authenticator, refused: Refused) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        refused: Refused,
+        let_in: Callable[[str], None] = lambda peer: None,
+    ) -> None:
         self.authenticator = authenticator
         self._refused = refused
+        self._let_in = let_in
 
     def admit(self, call: IncomingCall, check: Callable[[], None] | None = None) -> Identity:
         """Return who calls; nobody in particular where the call is open.
@@ -85,6 +92,7 @@ class Gate:
             found = self._identify(call)
             if call.needs_scope:
                 check_scope(found, call.scope)
+            self._let_in(call.peer)
             return found
         except errors.ServingError as error:
             failure = error

@@ -44,12 +44,12 @@ class Methods:
     async def tokenize(self, data: bytes, caller: ClientIdentity) -> bytes:
         """Return the token ids of a text."""
         serving, handler = self._readiness.serving, self._readiness.handler
+        encoder = handler.encoder_for("Tokenize", caller)
         request = parse(wire.TokenizeRequest, data)
         model, limits = serving.model, serving.limits
         check_text("text", request.text, limits.max_prompt_bytes)
         has_encoder = model.max_source > 0
         check_tokenize(request, has_encoder=has_encoder, max_messages=limits.max_messages)
-        encoder = handler.encoder_for("Tokenize", caller)
         if request.HasField("chat"):
             check_served_chat(request.chat, serving.rules)
             return await encoder.tokenize_chat(chat_of(request.chat), model.max_context)

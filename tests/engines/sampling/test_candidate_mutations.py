@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.engines.sampling import adjust, candidates, noise, tree_judge
+from outrider.engines.sampling import adjust, candidates, cpu_sampler, noise, tree_judge
 
 import tests.engines.sampling.test_candidates as tests
 from tests.mutants import assert_caught
@@ -125,6 +125,12 @@ MUTANTS = {
         "penalties",
     ),
     "lenience left out": (candidates, "tree.lenience,", "1.0,", "lenient"),
+    "log-probabilities of a tree by depth": (
+        cpu_sampler,
+        "if row.candidates is None else verdict.path",
+        "",
+        "logprobs",
+    ),
     "trees matched after all": (
         tree_judge,
         "row.candidates is not None\n",
@@ -143,6 +149,7 @@ KILLERS = {
     "exhausted": tests.test_no_more_is_drawn_without_replacement_than_there_is,
     "penalties": tests.test_penalties_and_temperature_follow_each_nodes_own_path,
     "deep": tests.test_a_tree_gives_the_target,
+    "logprobs": tests.test_logprobs_of_a_tree_are_those_of_its_nodes_and_not_of_their_depth,
     "lenient": tests.test_no_token_of_a_lenient_tree_exceeds_its_bound,
 }
 ERRORS = (AssertionError, IndexError, RuntimeWarning, KeyError)

@@ -340,6 +340,24 @@ def test_logprobs_follow_the_kept_path_and_choices_the_nodes():
     assert verdict.choices == tuple((int(t),) for t in logits[0].argmax(axis=-1))
 
 
+def test_logprobs_of_a_tree_are_those_of_its_nodes_and_not_of_their_depth():
+    """Every token's log-probability is the log-softmax of its own node's row, also off the leading chain."""
+    num_off_chain = 0
+    for seed in range(12):
+        sampler = sampler_for(4)
+        row = replace(grown(sampler, lambda _: F1_DRAFT, (4, 1), seed=seed), num_logprobs=1)
+        logits = np.random.default_rng(seed).normal(size=(1, 9, 4)).astype(np.float32)
+        verdict = judge(sampler, logits, [row])[0]
+        nodes = (0, *verdict.path)
+        rows = logits[0, nodes, :].astype(np.float64)
+        laws = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        expected = [law[token] for law, token in zip(laws, run_of(row, verdict), strict=True)]
+        found = [one.logprob for one in verdict.logprobs]
+        assert np.allclose(found, expected, rtol=0.0, atol=1e-6)
+        num_off_chain += verdict.path != tuple(range(1, len(verdict.path) + 1))
+    assert num_off_chain >= 4
+
+
 def test_rows_that_are_not_finite_matter_on_the_path_alone():
     sampler = sampler_for(4)
     row = grown(sampler, lambda _: F1_DRAFT, (4,))

@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from outrider.engines.base import FloatArray
 from outrider.runtime.cli.main import app
-from outrider.runtime.cli.refusals import EXIT_REFUSED, EXIT_UNAVAILABLE
+from outrider.runtime.cli.refusals import EXIT_REFUSED, EXIT_UNAVAILABLE, visible
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import ChatFiles
@@ -125,3 +125,11 @@ def test_nobody_answers() -> None:
     options = ("--address", "127.0.0.1:1", "--timeout-s", "0.5")
     nobody = CliRunner().invoke(app, ["chat", *options], input="hi\n")
     assert nobody.exit_code == EXIT_UNAVAILABLE
+
+
+def test_a_models_control_sequences_are_shown_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = "a\x1b[2Jb\r\x07\n\tc\x9b31m\u202ee\u200d é\u00a0日"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert visible(told) == "a\\x1b[2Jb\\r\\x07\n\tc\\x9b31m\\u202ee\u200d é\u00a0日"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False, raising=False)
+    assert visible(told) == told

@@ -18,7 +18,9 @@ from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.cli.main import app
 from outrider.runtime.cli.refusals import EXIT_REFUSED
 from outrider.runtime.core.params import sample_seed
+from outrider.runtime.drafters.model.model import ModelDrafter
 from outrider.runtime.drafters.text.suffix_array import Datastore
+from outrider.runtime.loop.drafting import NO_DRAFT
 from outrider.runtime.verify.chi_square import chi_square_tail, goodness_of_fit, homogeneity
 from typer.testing import CliRunner
 
@@ -148,6 +150,17 @@ def test_verify_sampler_passes_on_a_correct_bundle(tiny_bundle: Path):
     result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "200"])
     assert result.exit_code == 0, result.output
     assert "false-alarm rate" in result.output and "pair, tree, token 3" in result.output
+    assert "pair, cascade, token 4" in result.output and "pair, model, bias" in result.output
+    assert "\nnot covered: lenient (not exact by its definition), constraints," in result.output
+
+
+def test_verify_sampler_fails_where_nothing_is_drafted(tiny_bundle: Path, monkeypatch):
+    """Two equal laws without a draft prove nothing of speculation."""
+    monkeypatch.setattr(ModelDrafter, "propose", lambda self, rows, gammas: [NO_DRAFT] * len(rows))
+    result = CliRunner().invoke(app, ["verify-sampler", str(tiny_bundle), "--samples", "200"])
+    assert result.exit_code == 1
+    failed = [line for line in result.output.splitlines() if line.startswith("FAIL ")]
+    assert failed and all("0 tokens drafted" in line for line in failed)
 
 
 def test_verify_sampler_fails_a_sampler_that_is_slightly_too_cold(tiny_bundle, monkeypatch):

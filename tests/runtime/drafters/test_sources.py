@@ -20,7 +20,7 @@ from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 
 from tests.runtime.drafters.rows import outcome, row
-from tests.runtime.markov import counting_logits, limits
+from tests.runtime.markov import Harness, counting_logits, limits
 
 OF_TEXT = ("lookup", "reference", "datastore", "suffix", "phrases")
 TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
@@ -140,3 +140,24 @@ def test_an_answer_that_is_all_quoted_is_continued(drafters: Drafters) -> None:
     """The whole of the text so far stands in the source."""
     assert draft(drafters, "suffix", sourced([4, 7, 1, 9, 3, 2], [7, 1], gamma=3)) == (9, 3, 2)
     assert draft(drafters, "suffix", sourced([4, 7, 1, 9], [4], gamma=3)) == (7, 1, 9)
+
+
+def test_a_salt_parts_earlier_answers() -> None:
+    """Drafters that share histories are told of a scope that only requests with the same salt have."""
+    harness = Harness("F4")
+    drafter, scopes = harness.worker._parts.drafters["suffix"], list[object]()
+    propose = drafter.propose
+
+    def noted(rows: Sequence[DraftRow], gammas: Sequence[int]) -> object:
+        scopes.extend(row.scope for row in rows)
+        return propose(rows, gammas)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter, "propose", noted)
+        for name, options in enumerate(
+            ({}, {"salt": "a"}, {"salt": "a", "tenant": "y"}, {"is_known": False, "salt": "a"})
+        ):
+            options = {"tenant": "x", **options}
+            harness.submit(str(name), drafter="suffix", gamma=2, max_tokens=8, **options)
+            harness.run()
+    assert list(dict.fromkeys(scopes)) == ["tenant:x", "tenant:x/a", "tenant:y/a", None]

@@ -117,6 +117,18 @@ def test_a_finished_form_forces_its_end() -> None:
     assert one.fits((END, 0)) == 1
 
 
+def test_one_of_several_end_tokens_is_a_choice_and_not_forced() -> None:
+    """Of Llama 3, Gemma and Qwen: which of them ends the answer is the model's to say, and is judged."""
+    several = (END, END + 1)
+    made = GrammarConstraints(tokenizer(special=("</s>", "<|eot|>")), V + 1, several)
+    one = made.constraint(regex("ab"))
+    assert one.forced(9) == (3,)
+    one.commit((3,))
+    assert one.forced(9) == ()
+    assert bits(one.masks(())[0], V + 1) == {*several}
+    assert [one.fits((end,)) for end in several] == [1, 1]
+
+
 def test_an_end_token_in_a_draft_takes_nothing_of_the_text_back() -> None:
     """The library counts no end token that it is given after its stop, and would roll back one of the text."""
     one = constraint("ab(c|a)")
@@ -178,3 +190,26 @@ def test_masks_reach_to_the_end_of_a_padded_vocabulary() -> None:
     assert masks.shape == (2, 3)
     assert masks.dtype == np.int32
     assert bits(masks[0], 70) == {0, 1, 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/definitions/hidden-name"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/definitions/hidden\\u002dname"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "http://hidden-name.example/a"}'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "hidden-name"}'),
+        (GrammarKind.JSON_SCHEMA, '{"hidden-name": 1, "not": {}, "x-hidden-name": {}}'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "hidden-name"}'),
+        (GrammarKind.JSON_SCHEMA, '{"pattern": "(?=hidden-name)"}'),
+        (GrammarKind.LARK, 'start: "a" hidden_name'),
+        (GrammarKind.LARK, "start: /a/\nhidden_name: start hidden_name_b"),
+        (GrammarKind.REGEX, "(?P<hidden_name>a"),
+        (GrammarKind.REGEX, r"\p{hidden_name}"),
+    ],
+)
+def test_a_refusal_repeats_nothing_that_the_caller_wrote(kind: GrammarKind, text: str) -> None:
+    try:
+        constraints().constraint(GrammarParams(kind=kind, text=text))
+    except RequestError as error:
+        assert "hidden" not in str(error), error

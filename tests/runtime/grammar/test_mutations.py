@@ -26,6 +26,7 @@ KILLERS = {
     ],
     "followed_masks": form_tests.test_what_a_drafter_follows_is_what_its_draft_is_judged_by,
     "end_tokens": form_tests.test_an_end_token_in_a_draft_takes_nothing_of_the_text_back,
+    "several_ends": form_tests.test_one_of_several_end_tokens_is_a_choice_and_not_forced,
     "whole_drafts": answer_tests.test_a_draft_that_follows_the_form_is_not_cut,
     "answers_of_model": lambda: answers_equal("model"),
     "answers_of_lookup": lambda: answers_equal("lookup"),
@@ -55,6 +56,10 @@ MUTATIONS = {
     ),
     "an end token is consumed": (
         constraint, "if token in self._end_ids or not self._allows", "if not self._allows", "end_tokens",
+    ),
+    "one of several end tokens is forced": (
+        constraint, "tuple(self._end_ids) if len(self._end_ids) == 1 else ()",
+        "tuple(sorted(self._end_ids))[:1]", "several_ends",
     ),
     "what follows an end token is masked": (
         constraint, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",

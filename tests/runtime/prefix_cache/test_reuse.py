@@ -13,6 +13,7 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.runtime.core import request as request_module
 from outrider.runtime.core.errors import Cancelled
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.prefix_cache import reuse as prefixes
@@ -28,6 +29,7 @@ GENERATOR = np.random.default_rng(3)
 TEXT = GENERATOR.integers(4, size=60).tolist()
 OTHER = GENERATOR.integers(4, size=60).tolist()
 STABLE, MAX_ACCEPT = ExactnessMode.SEED_STABLE, ExactnessMode.MAX_ACCEPT
+LENIENT = ExactnessMode.LENIENT
 
 
 class Fed(ScriptedEngine):
@@ -79,6 +81,14 @@ LAWS = {
     "seed_stable": {"gamma": 3, "drafter": "model", "temperature": 1.0, "mode": STABLE},
     "max_accept": {"gamma": 3, "drafter": "model", "temperature": 1.0},
     "lookup": {"gamma": 3, "drafter": "lookup", "temperature": 1.0},
+    "lenient": {
+        "gamma": 3,
+        "drafter": "model",
+        "temperature": 1.0,
+        "mode": LENIENT,
+        "lenience": 0.5,
+    },
+    "lenient greedy": {"gamma": 3, "drafter": "model", "mode": LENIENT, "lenience": 0.3},
 }
 
 
@@ -267,25 +277,57 @@ def test_a_draft_that_decides_the_answer_begins_as_if_nothing_were_kept() -> Non
     assert one.draft.num_fed < 40
 
 
-def test_of_a_text_with_trees_what_chains_wrote_is_kept() -> None:
+class Marking(ScriptedEngine):
+    """Marks what it computes behind a side branch: there a real engine's cache may have other bits."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.num_exact = self.limits.max_context
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        start = self._trees[slot].start
+        # In a chain's order of sums: a node that follows the one before it, from the root on.
+        in_order = [node == place for place, node in enumerate(path)]
+        if not all(in_order):
+            self.num_exact = min(self.num_exact, start + in_order.index(False))
+        super().keep_path(slot, path)
+
+
+def check_kept_of_trees() -> None:
+    """What is found again of a text that was verified as trees is what the engine computed as chains do."""
     _, target, draft = PAIRS["F4"]
     bounds = replace(limits(4), max_tree_nodes=9)
-    engines = {"target": ScriptedEngine(target, bounds), "draft": ScriptedEngine(draft, bounds)}
-    one = Harness("F4", **engines, prefix_cache_bytes=ROOM)
+    engine = Marking(target, bounds)
+    one = Harness("F4", target=engine, draft=ScriptedEngine(draft, bounds), prefix_cache_bytes=ROOM)
     num_cut = 0
     for seed in range(8):
+        engine.num_exact = bounds.max_context
         options = {"drafter": "tree", "gamma": 3, "temperature": 1.0, "seed": seed}
         scope = str(seed)
         one.submit(scope, TEXT[:20], max_tokens=24, cache_scope=scope, **options)
-        one.worker.run_step()
-        request = one.live[0]
         one.run()
-        num_exact = min(request.cache.num_exact, request.cache.num_computed)
-        num_cut += num_exact < request.cache.num_computed
-        text = request.sequence.tokens[: request.sequence.num_known].tolist()
+        text = [*TEXT[:20], *one.tokens(scope)]
+        num_exact = min(engine.num_exact, len(text) - 1)
+        num_cut += num_exact < len(text) - 1
         ask(one, f"again {seed}", text, scope=scope, max_tokens=1)
         assert num_cached(one, f"again {seed}") == num_exact
     assert num_cut > 3
+
+
+def test_of_a_text_with_trees_what_chains_wrote_is_kept() -> None:
+    check_kept_of_trees()
+
+
+@pytest.mark.parametrize(
+    "new",
+    ["self.sequence.num_known + num_leading + 1", "self.sequence.num_known + num_leading - 1"],
+    ids=["one too many", "one too few"],
+)
+def test_a_leading_chain_of_another_length_is_caught(
+    monkeypatch: pytest.MonkeyPatch, new: str
+) -> None:
+    old = "self.sequence.num_known + num_leading"
+    assert_caught(monkeypatch, request_module, old, new, check_kept_of_trees)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 16])
@@ -314,15 +356,18 @@ def test_a_prompt_keeps_its_way_to_the_first_token(chunk: int) -> None:
         ),
         ("tokens[: request.sequence.num_known - 1]", "tokens[: request.sequence.num_known - 2]"),
         ("scope = (index, request.spec.cache_scope)", "scope = (0, 'us')"),
+        ("is not ExactnessMode.SEED_STABLE", "is ExactnessMode.MAX_ACCEPT"),
+        ("not is_lenient and", ""),
     ],
-    ids=["no way", "early drafts", "one too few", "one scope"],
+    ids=["no way", "early drafts", "one too few", "one scope", "lenient", "lenient greedy"],
 )
 def test_mistakes_are_caught(monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
     def killer() -> None:
         test_a_prefix_is_not_fed_again()
         test_scopes_share_nothing()
         test_a_draft_that_decides_the_answer_begins_as_if_nothing_were_kept()
-        test_answers_are_the_same_wherever_a_prompt_parts("max_accept")
+        for law in ("max_accept", "lenient", "lenient greedy"):
+            test_answers_are_the_same_wherever_a_prompt_parts(law)
 
     assert_caught(monkeypatch, prefixes, old, new, killer)
 

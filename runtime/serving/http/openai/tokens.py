@@ -8,13 +8,14 @@ from typing import Any
 from outrider.runtime.core.checks.rules import check_count, check_ids, check_text
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.serving.chat.encoder import DEFAULT_TEMPLATE
-from outrider.runtime.serving.encoding import MAX_ANSWER_BYTES
+from outrider.runtime.serving.encoding import MAX_ANSWER_BYTES, RequestEncoder
 from outrider.runtime.serving.http.openai import messages
+from outrider.runtime.serving.http.responses import json_bytes, json_pieces
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.requests import json_types
 from outrider.runtime.serving.requests.checks import check_served_chat
-from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.requests.spec import chat_of
+from outrider.runtime.serving.tokenization import BYTES_PER_TOKEN
 from outrider.v1 import inference_pb2 as wire
 
 _TOKENIZE: Mapping[str, json_types.Kind] = {
@@ -25,21 +26,19 @@ _TOKENIZE: Mapping[str, json_types.Kind] = {
 
 
 async def tokenize(
-    values: Mapping[str, Any], readiness: ServerState, caller: ClientIdentity
-) -> dict[str, Any]:
-    """Return the token ids of a text, or of a conversation.
+    values: Mapping[str, Any], readiness: ServerState, encoder: RequestEncoder
+) -> bytes:
+    """Return the token ids of a text, or of a conversation, as JSON.
 
     Raises:
         RequestError: a field has another type, or a text is too long.
-        QuotaExceeded: the caller's tenant has used up its share.
     """
-    serving, handler = readiness.serving, readiness.handler
+    serving = readiness.serving
     model, limits = serving.model, serving.limits
     given = json_types.read(values, _TOKENIZE)
     if "messages" in values:
         chat = messages.chat_of(values, limits.max_messages)
         check_served_chat(chat, serving.rules)
-        encoder = handler.encoder_for(caller.method, caller)
         data = await encoder.tokenize_chat(chat_of(chat), model.max_context)
     else:
         if "prompt" not in given:
@@ -48,37 +47,48 @@ async def tokenize(
         check_text("prompt", text, limits.max_prompt_bytes)
         adds_special = given.get("add_special_tokens", True)
         request = wire.TokenizeRequest(text=text, add_special_tokens=adds_special)
-        encoder = handler.encoder_for(caller.method, caller)
         data = await encoder.tokenize(request, model.max_context)
+    has_texts = given.get("return_token_strs", False)
+    return await encoder.beside(len(data), lambda: _told(data, model.max_context, has_texts))
+
+
+def _told(data: bytes, max_context: int, has_texts: bool) -> bytes:
+    """Return the answer to ``tokenize`` for that of the method Tokenize."""
     response = wire.TokenizeResponse.FromString(data)
     ids = [*response.ids]
-    has_texts = given.get("return_token_strs", False)
-    return {
+    value = {
         "count": len(ids),
-        "max_model_len": model.max_context,
+        "max_model_len": max_context,
         "tokens": ids,
         "token_strs": [*response.tokens] if has_texts else None,
     }
+    return json_pieces(value)
 
 
 async def detokenize(
-    values: Mapping[str, Any], readiness: ServerState, caller: ClientIdentity
-) -> dict[str, Any]:
-    """Return the text of token ids, special ones included.
+    values: Mapping[str, Any], readiness: ServerState, encoder: RequestEncoder
+) -> bytes:
+    """Return the text of token ids, special ones included, as JSON.
 
     Raises:
         RequestError: these are no token ids, or too many.
-        QuotaExceeded: the caller's tenant has used up its share.
     """
     serving = readiness.serving
-    tokens = json_types.ids("tokens", values.get("tokens"))
-    check_count("tokens", tokens, serving.limits.max_prompt_bytes)
-    check_ids("tokens", tokens, serving.model.vocab_size)
-    encoder = readiness.handler.encoder_for(caller.method, caller)
+    given = values.get("tokens")
+    most, vocab_size = serving.limits.max_prompt_bytes, serving.model.vocab_size
+
+    def checked() -> tuple[int, ...]:
+        tokens = json_types.ids("tokens", given)
+        check_count("tokens", tokens, most)
+        check_ids("tokens", tokens, vocab_size)
+        return tokens
+
+    num_bytes = BYTES_PER_TOKEN * len(given) if isinstance(given, list) else 0
+    tokens = await encoder.beside(num_bytes, checked)
     text = await encoder.decode(tokens, skip_special_tokens=False)
     if len(text) > MAX_ANSWER_BYTES:
         raise RequestError("tokens", f"must be a text of at most {MAX_ANSWER_BYTES} letters")
-    return {"prompt": text}
+    return await encoder.beside(len(text), lambda: json_bytes({"prompt": text}))
 
 
 def tokenizer_info(readiness: ServerState) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,9 @@ from outrider.runtime.serving.http.openai.usage import UsageCounter, metrics_of
 from outrider.runtime.serving.http.responses import JSON, answer, answer_error, json_text
 from outrider.runtime.serving.response_stream import Batch
 from starlette.types import Send
+
+MOST_INLINE = 256
+"""Tokens of an answer that is put together on the event loop."""
 
 
 class WholeSink:
@@ -84,7 +88,12 @@ class WholeSink:
         """Do nothing: a whole answer has one status, which is not known yet."""
 
     async def end(self) -> None:
-        """Send the answer."""
+        """Send the answer; a long one is put together beside the event loop."""
+        is_long = self._usage.num_output > MOST_INLINE
+        body = await asyncio.to_thread(self._body) if is_long else self._body()
+        await answer(body, self._send, headers=self._headers)
+
+    def _body(self) -> bytes:
         choices, metrics = list[str](), {"speculative_decoding": None}
         for (prompt, sample), found in sorted(self._buffers.items()):
             choices += self._choices(prompt, sample, found)
@@ -97,8 +106,7 @@ class WholeSink:
             "model": self._header.model,
         }
         tail = {"usage": self._usage.usage(), "metrics": metrics}
-        body = _object(header, f'"choices":[{",".join(choices)}]', tail)
-        await answer(body.encode(), self._send, headers=self._headers)
+        return _object(header, f'"choices":[{",".join(choices)}]', tail).encode()
 
     async def fail(self, error: ServingError) -> None:
         """Send an error as the answer."""

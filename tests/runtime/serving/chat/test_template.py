@@ -7,14 +7,15 @@ from datetime import datetime
 import pytest
 from outrider.engines.base import BundleError
 from outrider.runtime.core.errors import RequestError
+from outrider.runtime.serving.chat import template
 from outrider.runtime.serving.chat.template import ChatTemplate
 
 ARGUMENTS = "chat.template_arguments_json"
 
 
 def render(source: str, max_bytes: int = 1000, **variables: object) -> str:
-    template = ChatTemplate("default", source, now=lambda: datetime(2026, 3, 1))
-    return template.render(variables, max_bytes, suspect=ARGUMENTS)
+    made = ChatTemplate("default", source, now=lambda: datetime(2026, 3, 1))
+    return made.render(variables, max_bytes, suspect=ARGUMENTS)
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,46 @@ def test_texts_are_bounded_while_they_are_made() -> None:
     with pytest.raises(RequestError, match="chat: must be at most 1000 bytes"):
         nested = "{% for i in range(99999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}"
         render(nested)
+
+
+LONG = {
+    "empty loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+    "loops that look ahead": (
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% if loop.last %}{% endif %}{% endfor %}{% endfor %}"
+    ),
+    "filtered loops": (
+        "{% for i in range(9999) %}{% for j in range(9999) if j > 9998 %}{% endfor %}{% endfor %}"
+    ),
+    "loops that call themselves": (
+        "{% for i in range(40) recursive %}{{ loop(range(40)) if loop.depth < 9 }}{% endfor %}"
+    ),
+    "macros": "{% macro f(n) %}{% if n %}{% set _ = f(n - 1) ~ f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
+    "parts": "{% for i in range(9999) %}{% for j in range(9999) %}{{ '' }}{% endfor %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("source", LONG.values(), ids=LONG)
+def test_steps_are_bounded_whatever_repeats_them(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these would take minutes or years."""
+    monkeypatch.setattr(template, "MOST_STEPS", 10_000)
+    with pytest.raises(RequestError, match="the chat template default takes too long on them"):
+        render(source)
+
+
+def test_time_is_bounded_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter(range(1000))
+    monkeypatch.setattr(template.time, "thread_time", lambda: float(next(times)))
+    with pytest.raises(RequestError, match="takes too long"):
+        render("{% for i in range(1000) %}{% endfor %}")
+    # Three seconds at the third look.
+    assert next(times) == 4
+
+
+def test_a_template_may_look_at_each_message_for_each_of_them() -> None:
+    source = "{% for a in m %}{% for b in m %}{% if a == b %}{{ loop.length }}{% endif %}{% endfor %}{% endfor %}"
+    assert render(source, max_bytes=10_000, m=[*range(900)]) == "900" * 900
 
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nothing %}"])

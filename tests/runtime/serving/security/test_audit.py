@@ -13,11 +13,16 @@ from typing import Any
 
 import pytest
 from outrider import CallError, Client
-from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.core.errors import ConfigError, PermissionDenied, Unauthenticated
+from outrider.runtime.serving.accounting import RequestAccounting
+from outrider.runtime.serving.observability.metrics import Metrics
+from outrider.runtime.serving.requests.client import ANONYMOUS, ClientIdentity
+from outrider.runtime.serving.security import audit
 from outrider.runtime.serving.security.audit import AuditEntry, AuditLog, host_of
 from outrider.runtime.serving.tokenization import INLINE_TEXT
 
 from tests.runtime.conftest import LetterCodec
+from tests.runtime.markov import Clock
 from tests.runtime.serving.security.credentials import bearer, key_security
 
 ENTRY = AuditEntry(method="Generate", outcome="refused", code="UNAVAILABLE", reason="DRAINING")
@@ -58,6 +63,7 @@ async def test_every_request_has_a_line_and_no_line_has_a_text(start, tmp_path: 
         "priority": 3,
         "prompt_tokens": 6,
         "output_tokens": 5,
+        "not_written": 0,
     }
     reasons = [(one["outcome"], one["code"], one["reason"]) for one in (invalid, unknown, denied)]
     assert reasons == [
@@ -135,12 +141,51 @@ def test_a_file_that_was_moved_is_begun_anew(tmp_path: Path, take_away: Callable
     path = tmp_path / "audit"
     log = AuditLog(path)
     log.write(ENTRY)
+    log.flush()
     take_away(path)
     log.write(ENTRY)
     log.write(ENTRY)
     log.close()
     assert len(lines(path)) == 2
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_strangers_fill_no_log(tmp_path: Path):
+    """Ten lines of refused strangers a second, and then how many there were; who is known has all of his."""
+    path, clock = tmp_path / "audit", Clock()
+    accounting = RequestAccounting(Metrics(), clock, audit=AuditLog(path))
+    for _ in range(2):
+        for _ in range(1000):
+            accounting.refused("Generate", ANONYMOUS, Unauthenticated())
+        clock.now += 1.0
+    for _ in range(20):
+        accounting.refused("Generate", ClientIdentity(key="key:x"), PermissionDenied("scope"))
+    accounting.refused("Generate", ANONYMOUS, PermissionDenied("scope"))
+    assert accounting.audit is not None
+    accounting.audit.close()
+    found = lines(path)
+    assert [line["not_written"] for line in found] == [0] * 10 + [990] + [0] * 29 + [990]
+    count = accounting.metrics.registry.get_sample_value
+    assert count("outrider_requests_refused_total", {"reason": "UNAUTHENTICATED"}) == 2000.0
+
+
+def test_a_slow_disk_holds_nobody_up_and_has_a_bound(tmp_path: Path, monkeypatch, caplog):
+    monkeypatch.setattr(audit, "MOST_WAITING", 5)
+    log, go_on = AuditLog(tmp_path / "audit"), threading.Event()
+    log._thread.submit(go_on.wait, 60)
+    for _ in range(9):
+        log.write(ENTRY)
+    go_on.set()
+    log.close()
+    assert len(lines(tmp_path / "audit")) == 5
+    assert caplog.text.count("its disk is too slow") == 1
+
+
+def test_a_link_is_not_followed(tmp_path: Path):
+    (tmp_path / "audit").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="audit_log"):
+        AuditLog(tmp_path / "audit")
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path):
@@ -156,9 +201,11 @@ def test_where_it_cannot_be_written_requests_go_on_and_the_log_says_so_once(tmp_
     folder.rmdir()
     log.write(ENTRY)
     log.write(ENTRY)
+    log.flush()
     assert caplog.text.count("the audit log cannot be written") == 1
     folder.mkdir()
     log.write(ENTRY)
+    log.close()
     assert len(lines(folder / "audit")) == 1
 
 

@@ -214,13 +214,13 @@ def test_texts_on_their_way_count_as_waiting():
     for record in records:
         record.called_by(caller)
     for record in records[:2]:
-        record.begin(wire.GenerateRequest())
+        record.begin()
     with pytest.raises(QuotaExceeded, match="max_queued"):
-        records[2].begin(wire.GenerateRequest())
+        records[2].begin()
     records[2].arrived()
     records[0].arrived()
     records[0].arrived()
-    records[2].begin(wire.GenerateRequest())
+    records[2].begin()
     for record in records:
         record.arrived()
     assert not accounting.on_way
@@ -232,6 +232,6 @@ def test_who_has_stopped_waiting_is_told_so_before_anything_is_counted():
     late, patient = accounting.open(), accounting.open()
     late.called_by(ClientIdentity(remaining_s=0.0, rules=rules))
     with pytest.raises(DeadlineUnreachable):
-        late.begin(wire.GenerateRequest())
+        late.begin()
     patient.called_by(ClientIdentity(remaining_s=1.0, rules=rules))
-    patient.begin(wire.GenerateRequest())
+    patient.begin()

@@ -1,0 +1,163 @@
+"""Strangers keep nobody out: they hold few of the places, and leave first."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import select
+import socket
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.serving.security import places
+from outrider.runtime.serving.security.places import Held, Places, leaving
+
+from tests.http2 import PREFACE, SETTINGS, connect, frame
+from tests.mutants import assert_caught
+from tests.runtime.markov import Clock
+
+GREETING = PREFACE + frame(SETTINGS)
+PATIENCE_S = 60.0
+MOST = 320
+
+
+def held(host: str, number: int, used_s: float, *, is_known: bool = False) -> Held:
+    peer = f"ipv4:{host}:{number}"
+    return Held(peer=peer, host=f"ipv4:{host}", is_known=is_known, used_s=used_s)
+
+
+def fleet(num: int, host: str = "10.0.0.1") -> list[Held]:
+    return [held(host, number, float(number), is_known=True) for number in range(num)]
+
+
+def check_one_address() -> None:
+    """A 32nd for the strangers of one address, and the oldest leave."""
+    strangers = [held("10.0.0.9", number, float(-number)) for number in range(50)]
+    gone = leaving([*fleet(200), *strangers], MOST)
+    assert {one.peer for one in gone} == {one.peer for one in strangers[10:]}
+
+
+def check_many_addresses() -> None:
+    """A half for all strangers together."""
+    strangers = [held(f"10.0.{n // 5}.9", n, float(n)) for n in range(200)]
+    gone = leaving(strangers, MOST)
+    assert [one.used_s for one in gone] == [float(n) for n in range(40)]
+
+
+def check_room() -> None:
+    """Where room is short strangers leave, then the longest idle of the address that has the most."""
+    strangers = [held(f"10.0.{n}.9", n, 1000.0 + n) for n in range(8)]
+    known = [*fleet(200), *fleet(100, "10.0.0.2")]
+    gone = leaving([*strangers, *known], MOST)
+    assert len(known) == 300 and gone == strangers
+    more = [*known, *fleet(10, "10.0.0.3")]
+    gone = leaving([*strangers, *more], MOST)
+    assert gone[:8] == strangers and gone[8:] == known[:10]
+
+
+def test_strangers_of_one_address_have_few_places() -> None:
+    check_one_address()
+
+
+def test_strangers_have_half_of_the_places() -> None:
+    check_many_addresses()
+
+
+def test_where_room_is_short_strangers_leave_first() -> None:
+    check_room()
+
+
+def test_a_fleet_that_was_let_in_loses_no_place() -> None:
+    assert not leaving(fleet(2000), 4096)
+    assert not leaving(fleet(300), MOST)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("num_of[one.host] > max(1, most // 32) or", ""),
+        ("num_left > most // 2", "False"),
+        ("rest.sort(key=lambda one: (one.is_known,", "rest.sort(key=lambda one: (0,"),
+        ("oldest = sorted(held, key=lambda one: one.used_s)", "oldest = [*held]"),
+        ("(most - max(1, most // 16))", "most"),
+    ],
+    ids=["no share of an address", "no share of strangers", "no order", "any age", "no reserve"],
+)
+def test_mistakes_are_caught(monkeypatch, old, new) -> None:
+    def killer() -> None:
+        check_one_address()
+        check_many_addresses()
+        check_room()
+
+    assert_caught(monkeypatch, places, old, new, killer)
+
+
+def test_only_connections_of_the_ports_are_closed() -> None:
+    """Of two listeners of this process one is looked after; files that are no connections are left alone."""
+    clock = Clock()
+    looked = Places(clock)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as ours,
+        socket.create_server(("127.0.0.1", 0)) as others,
+    ):
+        ends = []
+        for listening in (ours, others):
+            for _ in range(4):
+                client = socket.create_connection(listening.getsockname())
+                ends.append((client, listening.accept()[0]))
+                clock.now += 1.0
+        port = ours.getsockname()[1]
+        host, its_port = ends[1][0].getsockname()
+        looked.let_in(f"ipv4:{host}:{its_port}")
+        assert looked.look({port: 4}) == 2
+        strangers = [client for client, _ in ends[:4] if client is not ends[1][0]]
+        closed, _, _ = select.select(strangers, [], [], 10.0)
+        assert len(closed) == 2 and all(client.recv(1) == b"" for client in closed)
+        for client, server in (ends[1], *ends[4:]):
+            server.send(b"x")
+            assert client.recv(1) == b"x"
+        for pair in ends:
+            for one in pair:
+                one.close()
+        assert looked.look({port: 4}) == 0
+        assert not looked._let_in
+
+
+def test_who_is_let_in_during_a_look_is_known_at_the_next(monkeypatch) -> None:
+    looked = Places(Clock())
+    connections = Places._connections
+
+    def let_in_meanwhile(self: Places, ports: dict[int, int]) -> object:
+        found = connections(self, ports)
+        self.let_in("ipv4:10.0.0.1:5")
+        return found
+
+    monkeypatch.setattr(Places, "_connections", let_in_meanwhile)
+    looked.look({1: 4})
+    assert "ipv4:10.0.0.1:5" in looked._let_in
+
+
+@pytest.mark.parametrize("num_strangers", [200])
+async def test_idle_strangers_shut_nobody_out(start, monkeypatch, num_strangers: int) -> None:
+    """More of them than there are places; whoever was let in stays, and new callers and probes come in."""
+    monkeypatch.setattr(places, "EVERY_S", 0.01)
+    config = ServerConfig(max_connections=64, lb_delay_s=0.0, drain_timeout_s=0.0)
+    async with start(config=config) as run:
+        await run.client.info()
+        idle = [one for _ in range(num_strangers) if (one := await connect(run.address, GREETING))]
+        ends = [asyncio.ensure_future(one.is_closed_by_server(PATIENCE_S)) for one in idle]
+        for end in itertools.islice(asyncio.as_completed(ends), len(ends) - 2):
+            assert await end
+        await run.client.info()
+        async with grpc.aio.insecure_channel(run.address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            answer = await check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        count = run.server.metrics.registry.get_sample_value
+        assert count("outrider_connections_evicted_total") >= 1
+        for end, one in zip(ends, idle, strict=True):
+            end.cancel()
+            one.close()
+        await asyncio.gather(*ends, return_exceptions=True)
