@@ -133,7 +133,9 @@ class RequestAccounting:
                 )
             )
         if self._has_access_lines and ACCESS.isEnabledFor(logging.INFO):
-            fields = _access_fields(caller, ended) | {"ms": ms, "not_written": not_written}
+            fields = _access_fields(caller, ended) | {"ms": ms}
+            if not_written:
+                fields["not_written"] = not_written
             ACCESS.info("request ended", extra={"fields": fields})
 
 
