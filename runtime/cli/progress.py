@@ -6,9 +6,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -28,13 +28,25 @@ LINE_EVERY_S = 10.0
 COMPILING = "compiling loops for this machine (kept for later starts)"
 
 
+class _Told(Console):
+    """Standard error, for lines that nobody's work waits for: a full disk or a reader that is gone loses them."""
+
+    def __init__(self) -> None:
+        super().__init__(stderr=True)
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print, if that is possible."""
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+
 @contextmanager
 def stage(text: str) -> Iterator[None]:
     """Show that the block is under way, and at its end how many seconds it took.
 
     A terminal has a live line meanwhile; elsewhere a line says that the block begins.
     """
-    console = Console(stderr=True)
+    console = _Told()
     if not console.is_terminal:
         console.print(f"outrider: {text} ...", soft_wrap=True, highlight=False)
     line = Progress(
@@ -80,7 +92,7 @@ class BuildProgress:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = Console(stderr=True)
+        self._console = _Told()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

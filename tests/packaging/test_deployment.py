@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -258,3 +259,17 @@ def test_pins_keep_the_projects_bounds():
             asked = Requirement(text)
             version = versions.get(asked.name.lower().replace("_", "-"))
             assert version is None or asked.specifier.contains(version), text
+
+
+def test_the_image_takes_what_its_extras_need_by_hash(tmp_path: Path):
+    def printed(*names: str) -> subprocess.CompletedProcess[str]:
+        report = tmp_path / "report.json"
+        report.write_text(json.dumps({"install": [{"metadata": {"name": one}} for one in names]}))
+        command = [sys.executable, PACKAGING / "hashed.py", report, "requirements.txt"]
+        return subprocess.run(command, cwd=PACKAGING.parent, capture_output=True, text=True)
+
+    done = printed("Jinja2", "outrider", "outrider_server", "prometheus_client")
+    assert done.returncode == 0 and [*pins(done.stdout)] == ["jinja2", "prometheus-client"]
+    assert len(HASH.findall(done.stdout)) >= 4
+    done = printed("jinja2", "left-pad")
+    assert done.returncode == 1 and "no pin of left-pad" in done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from outrider.engines.base import EngineLimits, FloatArray, Span
 from outrider.engines.sampling.base import SamplingRow, Verdict
 from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.calibration import store
 from outrider.runtime.calibration.calibrate import Budget, calibrate
 from outrider.runtime.calibration.host import measure_host
 from outrider.runtime.calibration.store import load_or_measure, table_from_json, table_name
@@ -332,3 +334,31 @@ def test_a_plain_pass_that_is_slow_behind_the_widest_tree_makes_trees_no_cheaper
     assert warm is not None
     assert cold is not None
     assert np.array(cold.seconds) == pytest.approx(np.array(warm.seconds))
+
+
+def test_starts_that_race_for_one_folder_leave_one_whole_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight measure at once; each gets a table, and whoever looks meanwhile finds none or a whole one."""
+    # Threads in place of processes.
+    monkeypatch.setattr(store.os, "getpid", threading.get_ident)
+    ticker = Ticker()
+    engines = PricedEngine(ticker, 0.5, 0.001), PricedEngine(ticker, 0.05, 0.0)
+    table = measured(ticker, *engines, Budget(total_s=1e9, repeats=2))
+    path, begun, found = tmp_path / "costs" / "table.json", threading.Barrier(8), list[CostTable]()
+
+    def measure() -> CostTable:
+        begun.wait(60)
+        return table
+
+    threads = [
+        threading.Thread(target=lambda: found.append(load_or_measure([path], measure)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if path.exists():
+            assert table_from_json(path.read_text("utf-8")) == table
+    assert found == [table] * 8
+    assert [one.name for one in path.parent.iterdir()] == ["table.json"]

@@ -99,3 +99,10 @@ def test_the_page_s_commands_work_in_their_order(tmp_path: Path, tiny_bundle: Pa
     (key,) = (tmp_path / "acme.key").read_text().split()
     (line,) = (tmp_path / "keys").read_text().splitlines()
     assert key not in line and line.endswith(":acme:generate,info")
+
+
+def test_what_was_tried_names_files_that_are_there():
+    text = PAGE.read_text("utf-8").partition("## What was tried")[2]
+    named = re.findall(r"`(tests/[\w/]+\.py)`", text)
+    assert len(named) > 25
+    assert not [one for one in named if not (ROOT / one).is_file()]

@@ -293,3 +293,13 @@ async def test_bytes_that_are_no_message_are_refused(start):
                 await call(b"\xff\xff\xff", timeout=60)
             error = decode_error(caught.value)
             assert error.reason == "MALFORMED_REQUEST", method
+
+
+async def test_very_many_outputs_are_refused_by_their_number(start):
+    async with start(serve_options=KSERVE) as run, stub_of(run.address) as stub:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.ModelInfer(infer_request(outputs=["token_ids"] * 100_000))
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "outputs: must have at most 8 entries" in refused.value.details()
+        # And the next one is served.
+        assert texts_of(await stub.ModelInfer(infer_request(**GREEDY)))
