@@ -22,6 +22,7 @@ from tests.export.text2text_models import (
     random_text2text,
     random_texts,
 )
+from tests.gate import few_of
 
 LENGTHS = np.array([37, 5, 18, 1])
 SPANS = (1, 5, 2, 9, 3, 7)
@@ -66,10 +67,7 @@ class Slots:
         return logits
 
 
-@pytest.mark.parametrize(
-    "family",
-    [one if one in ORDINARY else pytest.param(one, marks=pytest.mark.long) for one in FAMILIES],
-)
+@pytest.mark.parametrize("family", few_of(FAMILIES, *ORDINARY))
 def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     model, path = random_text2text(family), tmp_path / "model.onnx"
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -31,6 +31,7 @@ from tests.export.weights.packed_models import (
     plain_model,
     write_packed_llama,
 )
+from tests.gate import few_of
 
 PACKINGS = {
     "gptq": Packing(method="gptq", is_symmetric=True),
@@ -82,7 +83,12 @@ def stored_products(path: Path) -> list[tuple[ir.Node, list[np.ndarray]]]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in PACKINGS if name != "gptq_v2 of one group"])
+@pytest.mark.parametrize(
+    "name",
+    few_of(
+        (one for one in PACKINGS if one != "gptq_v2 of one group"), "gptq without symmetry", "awq"
+    ),
+)
 def test_integers_scales_and_zero_points_are_stored_as_they_are(tmp_path: Path, name: str):
     packing = PACKINGS[name]
     folder, drawn = written(tmp_path, packing)

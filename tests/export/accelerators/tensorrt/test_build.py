@@ -52,6 +52,7 @@ def copy(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "bundle"))
 
 
+@pytest.mark.long
 def test_each_sampler_graph_is_given_its_plan_or_the_reason(built: Path) -> None:
     bundle = load_bundle(built)
     machine = Machine(RTX, VERSION, "8.0")
@@ -285,6 +286,7 @@ def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
     assert weights / 2 < sizes["target"] < weights
 
 
+@pytest.mark.long
 def test_a_model_with_an_encoder_has_a_plan_that_reads_sources(
     tiny_text2text_bundle: Path, tmp_path: Path
 ) -> None:
