@@ -39,7 +39,7 @@ _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
 def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
     """Make products with integer blocks ``MatMulNBits`` with scales of ``kind``, in place; return the new constants.
 
-    Each is computed anew whenever it is read, so that no two are in memory.
+    Integers are computed anew whenever they are read, so that no two are in memory.
     """
     made: list[ir.Value] = []
     for node in graph:
@@ -58,7 +58,8 @@ def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
         name = blocks.outputs[0].name
         constants = [
             _put_lazily(graph, packed, ir.DataType.UINT8, shape, f"{name}.packed"),
-            _put_lazily(graph, partial(_turned, scales, kind), kind, shape[:2], f"{name}.scales"),
+            # At once: the nodes that compute them go.
+            put_tensor(graph, ir.tensor(_turned(scales, kind), dtype=kind, name=f"{name}.scales")),
         ]
         for zeros in zero_points:
             filled = partial(_packed_zeros, zeros, bits)

@@ -91,9 +91,9 @@ def parity_cases(model_config: ModelConfig, max_gamma: int, seed: int) -> dict[s
         certified_sources(model_config, seed),
     )
     scripts = {
+        "rollback": _rollback(prompts, max_gamma + 1),
         "single_token": _continue(prompts, 1),
         "ragged": _ragged(prompts),
-        "rollback": _rollback(prompts, max_gamma + 1),
     }
     cases = {name: Case(extends=script, sources=sources) for name, script in scripts.items()}
     cases["rollback"] = replace(cases["rollback"], beginnings={"prefill": 1, "verify": 2})
