@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ACCEPTED_PARITY, NO_DEVICE, W8A8, ModelEntry
-from outrider.engines.bundle.names import MODEL_FILE
-from outrider.export.certificate.certify import certify, prepare
+from outrider.engines.bundle.names import DEVICE_FILE, MODEL_FILE
+from outrider.export.certificate.certify import CHAIN_FILES, certify, prepare
 from outrider.export.certificate.half_loss import half_bound, half_logits
 from outrider.export.certificate.parity import (
     Bound,
@@ -142,6 +143,7 @@ class _Export:
             model_config,
             max_gamma=sizes.max_gamma,
             max_tree_nodes=sizes.max_tree_nodes,
+            load=part.checkpoint.load,
             report=self._progress.steps(f"{part.name}: cases answered by PyTorch"),
         )
         own = float32_bound(reference, model_config, max_gamma=sizes.max_gamma)
@@ -215,21 +217,31 @@ class _Export:
         """Derive all graphs from the canonical one and return their certificate."""
         path, sizes = self._path, self._sizes
         derive_grouped_graph(path)
-        has_trees = sizes.max_tree_nodes > 0
-        if has_trees:
+        if sizes.max_tree_nodes:
             derive_tree_graphs(path)
         if self._device_graphs is not None:
             if device:
-                self._device_graphs.derive_device_graphs(path, device, with_trees=has_trees)
+                self._derive_device_graphs(device)
             else:
                 self._device_graphs.drop_device_graphs(path)
+        return self._compared(reference, bound, CHAIN_FILES)
+
+    def _derive_device_graphs(self, precision: str) -> None:
+        assert self._device_graphs is not None
+        has_trees = self._sizes.max_tree_nodes > 0
+        self._device_graphs.derive_device_graphs(self._path, precision, with_trees=has_trees)
+
+    def _compared(
+        self, reference: Reference, bound: Bound | None, graphs: Sequence[str]
+    ) -> dict[str, object]:
         return certify(
             reference,
-            path,
+            self._path,
             self._model_config,
-            max_gamma=sizes.max_gamma,
-            max_tree_nodes=sizes.max_tree_nodes,
+            max_gamma=self._sizes.max_gamma,
+            max_tree_nodes=self._sizes.max_tree_nodes,
             bound=bound,
+            graphs=graphs,
             report=self._progress.steps(f"{self._part.name}: cases compared"),
         )
 
@@ -270,12 +282,18 @@ class _Export:
         # The float32 graph was judged before; here the change by coarser weights is recorded.
         found = self._certified(reference, None, device=device)
         if device in HALF_TYPES:
-            found["device_rounding"] = check_rounding(
-                self._path,
-                self._model_config,
-                max_gamma=self._sizes.max_gamma,
-                bound=halves,
-            )
+            try:
+                found["device_rounding"] = check_rounding(
+                    self._path,
+                    self._model_config,
+                    max_gamma=self._sizes.max_gamma,
+                    bound=halves,
+                )
+            except BundleError as error:
+                self._precision = FLOAT32
+                self._derive_device_graphs(FLOAT32)
+                found |= self._compared(reference, None, [DEVICE_FILE])
+                self._tell(f"accelerators compute in float32: {error}")
         return found
 
     def _entry(self) -> ModelEntry:

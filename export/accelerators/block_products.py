@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
-from outrider.export.graph.edits import put_tensor, source
+from outrider.export.graph.edits import folded, put_tensor, source
 
 DOMAIN, OPERATOR = "com.microsoft", "MatMulNBits"
 _BITS = {
@@ -39,23 +39,27 @@ _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
 def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
     """Make products with integer blocks ``MatMulNBits`` with scales of ``kind``, in place; return the new constants.
 
-    Each is computed anew whenever it is read, so that no two are in memory.
+    Integers are computed anew whenever they are read, so that no two are in memory.
     """
     made: list[ir.Value] = []
     for node in graph:
         blocks = source(node.inputs[1], "DequantizeLinear") if node.op_type == "MatMul" else None
         if blocks is None or blocks.attributes.get_int("block_size", 0) == 0:
             continue
-        integers, scales, *zero_points = (_tensor(value) for value in blocks.inputs)
+        integers, *zero_points = (
+            _tensor(value) for value in (blocks.inputs[0], *blocks.inputs[2:])
+        )
         num_rows, num_columns = integers.shape.numpy()
-        bits, num_blocks = _BITS[integers.dtype], scales.shape.numpy()[0]
+        bits, scales = _BITS[integers.dtype], blocks.inputs[1]
+        num_blocks = num_rows // blocks.attributes.get_int("block_size", 0)
         size = num_rows // num_blocks
         packed = partial(_packed, integers, bits, size)
         shape = (num_columns, num_blocks, size * bits // 8)
         name = blocks.outputs[0].name
         constants = [
             _put_lazily(graph, packed, ir.DataType.UINT8, shape, f"{name}.packed"),
-            _put_lazily(graph, partial(_turned, scales, kind), kind, shape[:2], f"{name}.scales"),
+            # At once: the nodes that compute them go.
+            put_tensor(graph, ir.tensor(_turned(scales, kind), dtype=kind, name=f"{name}.scales")),
         ]
         for zeros in zero_points:
             filled = partial(_packed_zeros, zeros, bits)
@@ -102,9 +106,9 @@ def _bytes(integers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(integers)
 
 
-def _turned(scales: ir.TensorProtocol, kind: ir.DataType) -> npt.NDArray[Any]:
+def _turned(scales: ir.Value | None, kind: ir.DataType) -> npt.NDArray[Any]:
     """Return scales [K / block, N] as [N, K / block] of another type."""
-    return np.ascontiguousarray(scales.numpy().T).astype(kind.numpy())
+    return np.ascontiguousarray(folded(scales).T).astype(kind.numpy())
 
 
 def _put_lazily(

@@ -43,6 +43,7 @@ class HalfPass:
         weights = self._weights()
         for weight in weights:
             self._narrow(weight)
+        self._narrow_computed_scales()
         for node in list(self._graph):
             # That of an encoder may read what was split, in float32.
             is_attention = node.op_type == "Attention"
@@ -88,6 +89,15 @@ class HalfPass:
         shape = ir.Shape(wide.shape.numpy())
         weight.const_value = ir.LazyTensor(narrowed, kind, shape, name=weight.name)
         weight.type = ir.TensorType(kind)
+
+    def _narrow_computed_scales(self) -> None:
+        """Cast the scales of blocks that are computed from constants; that is folded when the graph is loaded."""
+        for node in list(self._graph):
+            if node.op_type != "DequantizeLinear" or node.attributes.get_int("block_size", 0) == 0:
+                continue
+            scale = node.inputs[1]
+            if scale is not None and not scale.is_initializer():
+                node.replace_input_with(1, self._cast(scale, self._kind, node))
 
     def _has_half(self, node: ir.Node) -> bool:
         return any(value is not None and value.dtype is self._kind for value in node.inputs)

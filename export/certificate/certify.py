@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE
+from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE, MODEL_FILE
 from outrider.export.certificate.parity import (
     Bound,
     check_parity,
@@ -32,6 +32,8 @@ from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
 from transformers import PreTrainedModel
 
+CHAIN_FILES = (MODEL_FILE, GROUPED_FILE, DEVICE_FILE)
+"""Graphs that a certificate compares; trees are beside the first and the last."""
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
 _MOST_FARTHER = 1.5
 
@@ -42,16 +44,18 @@ def prepare(
     *,
     max_gamma: int,
     max_tree_nodes: int,
+    load: Callable[[], PreTrainedModel] | None = None,
     report: Steps = untold,
 ) -> Reference:
-    """Return all of a model that ``certify`` with these sizes, and ``float32_bound``, ask for; it has let the model go.
+    """Return all of a model that ``certify`` with these sizes, and ``float32_bound``, ask for.
 
-    ``report`` is told of the cases that PyTorch has answered.
+    It lets the model go where ``load`` returns it again, for a graph beyond the bound. ``report`` is told of the cases
+    that PyTorch has answered.
 
     Raises:
         BundleError: the model's logits are not numbers.
     """
-    reference = Reference(model)
+    reference = Reference(model, load)
     # Refuses what is not a number before all else.
     float32_bound(reference, model_config, max_gamma=max_gamma)
     prepare_parity(reference, model_config, max_gamma=max_gamma, report=report)
@@ -69,9 +73,10 @@ def certify(
     max_gamma: int,
     max_tree_nodes: int,
     bound: Bound | None,
+    graphs: Collection[str] = CHAIN_FILES,
     report: Steps = untold,
 ) -> dict[str, object]:
-    """Return the certificate of a canonical graph and of all graphs beside it.
+    """Return the certificate of a canonical graph and of those ``graphs`` beside it that there are.
 
     The model is the reference. Without a bound differences are recorded and not judged; without tree
     graphs ``max_tree_nodes`` is 0. ``report`` is told of the cases that were compared.
@@ -79,9 +84,8 @@ def certify(
     Raises:
         BundleError: a case lies beyond the bound, or is not a number.
     """
-    others = map(path.with_name, (GROUPED_FILE, DEVICE_FILE))
-    graphs = [path, *(other for other in others if other.exists())]
-    num_cases = len(graphs) * len(parity_cases(model_config, max_gamma, seed=0))
+    paths = [one for one in map(path.with_name, graphs) if one.exists()]
+    num_cases = len(paths) * len(parity_cases(model_config, max_gamma, seed=0))
     counter = itertools.count(1)
 
     def judge(graph: Path) -> dict[str, object]:
@@ -101,8 +105,9 @@ def certify(
             )
         return found
 
-    certificate = judge(path)
-    return certificate | {other.stem: judge(other) for other in graphs[1:]}
+    certificate = {one.stem: judge(one) for one in paths}
+    own = certificate.pop(path.stem, {})
+    return own | certificate
 
 
 def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, object]]:

@@ -122,8 +122,10 @@ def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = Fa
     data = path.with_name(f"{names.MODEL_FILE}.data")
     is_large = data.exists() and data.stat().st_size > _MOST_WIDENED_BYTES
     if maps_weights:
-        constants = ir.load(path).graph.initializers.values()
-        maps_weights = is_large and any(value.dtype in HALF_KINDS for value in constants)
+        graph = ir.load(path).graph
+        has_halves = any(value.dtype in HALF_KINDS for value in graph.initializers.values())
+        has_blocks = any(node.op_type == "DequantizeLinear" for node in graph)
+        maps_weights = is_large and has_halves and not has_blocks
     weights = WeightOptions(folder=path.parent, are_mapped=maps_weights, exact_blocks=exact_blocks)
     twin = twin_of(path, float32_caches=True) or path
     return open_session(twin, copies_caches=True, weights=weights)

@@ -7,7 +7,7 @@ source per row is read first, of three lengths in one batch; some cases are abou
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from outrider.engines.base import FloatArray, IntArray
@@ -62,12 +62,14 @@ class Case:
         sources: read before them; None for decoder-only models.
         former: read before those, by requests that had the rows before.
         more_columns: of the cache of sources, added before the last extend.
+        beginnings: names of cases that are this one's first extends, and how many of those that are compared.
     """
 
     extends: Sequence[Extend]
     sources: Sources | None = None
     former: Sources | None = None
     more_columns: int = 0
+    beginnings: Mapping[str, int] = field(default_factory=dict)
 
     def run(self, runner: GraphRunner) -> Iterator[tuple[Extend, FloatArray]]:
         """Yield the extends that are compared, with the graph's logits [B, num_tokens, V]."""
@@ -83,20 +85,20 @@ class Case:
 
 
 def parity_cases(model_config: ModelConfig, max_gamma: int, seed: int) -> dict[str, Case]:
-    """Return all cases of a graph that extends chains, by name."""
+    """Return all cases of a graph that extends chains, by name; some are the beginnings of others."""
     prompts, sources = (
         certified_prompts(model_config, max_gamma, seed),
         certified_sources(model_config, seed),
     )
     scripts = {
-        "prefill": [_extend(prompts, 0, _PREFILL)],
-        "single_token": _continue(prompts, 1),
-        "verify": _continue(prompts, max_gamma + 1),
-        "ragged": _ragged(prompts),
         "rollback": _rollback(prompts, max_gamma + 1),
+        "single_token": _continue(prompts, 1),
+        "ragged": _ragged(prompts),
     }
     cases = {name: Case(extends=script, sources=sources) for name, script in scripts.items()}
-    return {**cases, **_source_cases(model_config, prompts, cases["verify"], seed)}
+    cases["rollback"] = replace(cases["rollback"], beginnings={"prefill": 1, "verify": 2})
+    verify = Case(extends=_continue(prompts, max_gamma + 1), sources=sources)
+    return {**cases, **_source_cases(model_config, prompts, verify, seed)}
 
 
 def certified_prompts(model_config: ModelConfig, max_gamma: int, seed: int = 0) -> IntArray:

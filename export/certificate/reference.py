@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,12 +45,16 @@ class Logits:
 
     Attributes:
         values: [..., V] float32.
-        rounding: how far PyTorch's float32 is from its float64 over the sequences that these are of, at most; 0 where
-            nobody asked.
+        measure_rounding: returns ``rounding``.
     """
 
     values: FloatArray
-    rounding: float = 0.0
+    measure_rounding: Callable[[], float] = float
+
+    @property
+    def rounding(self) -> float:
+        """How far PyTorch's float32 is from its float64 over these sequences, at most; 0 of logits of a graph."""
+        return self.measure_rounding()
 
     def __getitem__(self, where: Any) -> Logits:
         """Return some of them, by an index of the values."""
@@ -69,10 +74,17 @@ class LogitsOfSequences(Protocol):
 
 
 class Reference:
-    """Logits of a checkpoint's model, whose weights may be mapped (``weights.mapped``)."""
+    """Logits of a checkpoint's model, whose weights may be mapped (``weights.mapped``).
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Those in float64 are computed when a rounding is asked for: a graph that is as near as it may be on any sequence
+    needs them of one alone. ``load`` returns the model again, where it is released.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, load: Callable[[], PreTrainedModel] | None = None
+    ) -> None:
         self._model: PreTrainedModel | None = model
+        self._load = load
         self._window = read_model_config(model.config).window
         self._known: dict[tuple[object, ...], Logits] = {}
 
@@ -107,19 +119,32 @@ class Reference:
         return replace(found, values=_by_node(found.values, paths, len(tokens)))
 
     def release(self) -> None:
-        """Let the model go; what was computed stays."""
-        self._model = None
+        """Let the model go, where it can be loaded again; what was computed stays."""
+        if self._load is not None:
+            self._model = None
+
+    def _loaded(self) -> PreTrainedModel:
+        if self._model is None:
+            assert self._load is not None
+            self._model = self._load()
+        return self._model
 
     def _once(
         self, key: tuple[object, ...], compute: Callable[[PreTrainedModel], FloatArray]
     ) -> Logits:
         if key not in self._known:
-            assert self._model is not None, "a sequence that nobody prepared"
-            with widened(self._model):
-                narrow = compute(self._model)
-            with read(self._model), Doubles():
-                rounding = _most_apart(narrow, compute(self._model))
-            self._known[key] = Logits(values=narrow, rounding=rounding)
+            model = self._loaded()
+            with widened(model):
+                narrow = compute(model)
+
+            @cache
+            def rounding() -> float:
+                with read(self._loaded()), Doubles():
+                    found = _most_apart(narrow, compute(self._loaded()))
+                self.release()
+                return found
+
+            self._known[key] = Logits(values=narrow, measure_rounding=rounding)
         return self._known[key]
 
 

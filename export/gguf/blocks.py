@@ -1,15 +1,16 @@
 """Blocks of GGUF: the integers, scales and minimums that a row of bytes is, and the values that these stand for.
 
 A weight is ``scale * (integer - middle)`` or ``scale * integer + minimum``, integers being unsigned. Scales and
-minimums are of 16 bits, in K types times an integer of 6 or 8; float32 holds these products exactly.
+minimums are of 16 bits, in K types times an integer of 6 or 8 bits; float32 holds these products exactly.
 
 Source: ggml, ggml-common.h (block_q4_0 and others) and ggml-quants.c (dequantize_row_q4_0 and others).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +19,25 @@ from outrider.export.gguf.file import Bytes, GgufTensor
 
 # Weights that are read at once: those that fit in a core's cache with what they are made of.
 _CHUNK = 1 << 17
-# Integers, scales and minimums of blocks [...].
-_Parts = tuple[Bytes, FloatArray, FloatArray | None]
+Factors = tuple[npt.NDArray[Any], ...]
+"""Numbers [rows, blocks] float16; or int8, and what multiplies them, [rows, blocks / n] float16."""
+# Integers, and factors of scales and of minimums, of blocks [...].
+_Parts = tuple[Bytes, Factors, Factors | None]
 
 
-def _halves(data: Bytes) -> FloatArray:
-    """Return numbers [..., n] float32 of bytes [..., 2 n]."""
-    return np.ascontiguousarray(data).view("<f2").astype(np.float32)
+def _halves(data: Bytes) -> npt.NDArray[np.float16]:
+    """Return numbers [..., n] float16 of bytes [..., 2 n]."""
+    return np.ascontiguousarray(data).view("<f2")
+
+
+def multiplied(factors: Factors) -> FloatArray:
+    """Return numbers [rows, blocks] float32."""
+    found: FloatArray = factors[0].astype(np.float32)
+    for one in factors[1:]:
+        found = (found.reshape(*one.shape, -1) * one[..., None].astype(np.float32)).reshape(
+            found.shape
+        )
+    return found
 
 
 def _nibbles(data: Bytes) -> Bytes:
@@ -53,13 +66,13 @@ def _q5(data: Bytes, num_floats: int) -> _Parts:
     return integers, *_of_floats(_halves(data[..., :begin]))
 
 
-def _of_floats(floats: FloatArray) -> tuple[FloatArray, FloatArray | None]:
-    return floats[..., 0], floats[..., 1] if floats.shape[-1] > 1 else None
+def _of_floats(floats: npt.NDArray[np.float16]) -> tuple[Factors, Factors | None]:
+    return (floats[..., 0],), (floats[..., 1],) if floats.shape[-1] > 1 else None
 
 
 def _q8_0(data: Bytes) -> _Parts:
     # Signed bytes: flipping the highest bit adds 128.
-    return data[..., 2:] ^ np.uint8(128), _halves(data[..., :2])[..., 0], None
+    return data[..., 2:] ^ np.uint8(128), (_halves(data[..., :2])[..., 0],), None
 
 
 def _q4_k(data: Bytes) -> _Parts:
@@ -74,20 +87,24 @@ def _q5_k(data: Bytes) -> _Parts:
     return low | (_bits(data[..., 16:48], 1) << np.uint8(4)), scales, minimums
 
 
-def _k_scales(data: Bytes) -> tuple[FloatArray, FloatArray]:
+def _k_scales(data: Bytes) -> tuple[Factors, Factors]:
     """Return scales and minimums [..., 8] of two float16 and 12 bytes, which hold 8 scales and 8 minimums of 6 bits."""
     floats, packed = _halves(data[..., :4]), data[..., 4:].reshape(*data.shape[:-1], 3, 4)
     first, second, third = packed[..., 0, :], packed[..., 1, :], packed[..., 2, :]
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
     minimums = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
-    return floats[..., :1] * scales, -floats[..., 1:] * minimums
+    return (_signed(scales), floats[..., :1]), (_signed(minimums), -floats[..., 1:])
+
+
+def _signed(integers: npt.NDArray[Any]) -> npt.NDArray[np.int8]:
+    return integers.view(np.int8)
 
 
 def _q6_k(data: Bytes) -> _Parts:
     shape = data.shape[:-1]
     low = _bits(data[..., :128].reshape(*shape, 2, 64), 4).reshape(*shape, 2, 4, 32)
     high = _bits(data[..., 128:192].reshape(*shape, 2, 32), 2)
-    scales = data[..., 192:208].view(np.int8) * _halves(data[..., 208:])
+    scales = _signed(data[..., 192:208]), _halves(data[..., 208:])
     return low | (high << np.uint8(4)), scales, None
 
 
@@ -97,16 +114,17 @@ def _q3_k(data: Bytes) -> _Parts:
     packed = data[..., 96:108].reshape(*shape, 3, 4)
     four = _bits(packed[..., :2, :].reshape(*shape, 8), 4).reshape(*shape, 16)
     two = _bits(packed[..., 2, :], 2).reshape(*shape, 16)
-    sixes = (four | (two << np.uint8(4))).astype(np.float32) - np.float32(32)
+    sixes = (four | (two << np.uint8(4))).astype(np.int8) - np.int8(32)
     integers = low | (_bits(data[..., :32], 1) << np.uint8(2))
-    return integers, sixes * _halves(data[..., 108:]), None
+    return integers, (sixes, _halves(data[..., 108:])), None
 
 
 def _q2_k(data: Bytes) -> _Parts:
     floats = _halves(data[..., 80:])
     packed = data[..., :16]
     integers = _bits(data[..., 16:80].reshape(*data.shape[:-1], 2, 32), 2)
-    return integers, floats[..., :1] * (packed & 15), -floats[..., 1:] * (packed >> 4)
+    scales, minimums = _signed(packed & 15), _signed(packed >> 4)
+    return integers, (scales, floats[..., :1]), (minimums, -floats[..., 1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +137,7 @@ class BlockType:
         width: bits of an integer.
         size: weights that share a scale.
         has_minimums: whether a block's lowest integer stands for a number of its own.
+        num_together: blocks whose scales, of 8 bits, have a factor of 16 bits together; 1 of scales of 16 bits.
         is_kept: whether it may be stored as it is.
     """
 
@@ -127,6 +146,7 @@ class BlockType:
     width: int
     size: int = 32
     has_minimums: bool = False
+    num_together: int = 1
     is_kept: bool = True
 
     @property
@@ -147,12 +167,18 @@ BLOCK_TYPES = {
     "Q5_1": BlockType(num_bytes=24, decode=lambda data: _q5(data, 2), width=5, has_minimums=True),
     "Q8_0": BlockType(num_bytes=34, decode=_q8_0, width=8),
     "Q2_K": BlockType(
-        num_bytes=84, decode=_q2_k, width=2, size=16, has_minimums=True, is_kept=False
+        num_bytes=84,
+        decode=_q2_k,
+        width=2,
+        num_together=16,
+        size=16,
+        has_minimums=True,
+        is_kept=False,
     ),
-    "Q3_K": BlockType(num_bytes=110, decode=_q3_k, width=3, size=16),
-    "Q4_K": BlockType(num_bytes=144, decode=_q4_k, width=4, has_minimums=True),
-    "Q5_K": BlockType(num_bytes=176, decode=_q5_k, width=5, has_minimums=True),
-    "Q6_K": BlockType(num_bytes=210, decode=_q6_k, width=6, size=16),
+    "Q3_K": BlockType(num_bytes=110, decode=_q3_k, width=3, num_together=16, size=16),
+    "Q4_K": BlockType(num_bytes=144, decode=_q4_k, width=4, num_together=8, has_minimums=True),
+    "Q5_K": BlockType(num_bytes=176, decode=_q5_k, width=5, num_together=8, has_minimums=True),
+    "Q6_K": BlockType(num_bytes=210, decode=_q6_k, width=6, num_together=16, size=16),
 }
 FLOAT_TYPES = ("F32", "F16", "BF16")
 
@@ -164,14 +190,24 @@ class QuantizedRows:
     Attributes:
         kind: their type.
         integers: [rows, K] uint8.
-        scales: [rows, K / block] float32.
-        minimums: [rows, K / block] float32; None where the type has none.
+        scale_factors: of scales, of K / block in a row.
+        minimum_factors: likewise of minimums; None where the type has none.
     """
 
     kind: BlockType
     integers: Bytes
-    scales: FloatArray
-    minimums: FloatArray | None
+    scale_factors: Factors
+    minimum_factors: Factors | None
+
+    def in_order(self, order: npt.NDArray[np.int64]) -> QuantizedRows:
+        """Return the rows in another order."""
+        minimums = self.minimum_factors
+        return replace(
+            self,
+            integers=self.integers[order],
+            scale_factors=tuple(one[order] for one in self.scale_factors),
+            minimum_factors=minimums and tuple(one[order] for one in minimums),
+        )
 
     def values(self) -> FloatArray:
         """Return the weights [rows, K] float32, rounded as ggml rounds them."""
@@ -181,23 +217,19 @@ class QuantizedRows:
 
     def read_into(self, out: FloatArray) -> None:
         """Write the weights to an array [rows, K] float32."""
-        if self.minimums is None:
+        if self.minimum_factors is None:
             np.subtract(self.integers, np.float32(self.kind.middle), out=out)
         else:
             out[:] = self.integers
-        blocks = out.reshape(*self.scales.shape, -1)
-        blocks *= self.scales[..., None]
-        if self.minimums is not None:
-            blocks += self.minimums[..., None]
+        scales = multiplied(self.scale_factors)
+        blocks = out.reshape(*scales.shape, -1)
+        blocks *= scales[..., None]
+        if self.minimum_factors is not None:
+            blocks += multiplied(self.minimum_factors)[..., None]
 
     def signed(self) -> npt.NDArray[np.int8]:
         """Return integers [rows, K] less the middle of their range."""
         return (self.integers - np.uint8(self.kind.middle)).view(np.int8)
-
-    def zeros(self) -> FloatArray:
-        """Return what signed integers of zero stand for, [rows, K / block] float32, of a type with minimums."""
-        assert self.minimums is not None
-        return self.minimums + np.float32(self.kind.middle) * self.scales
 
 
 def decode(tensor: GgufTensor) -> QuantizedRows:
@@ -205,8 +237,12 @@ def decode(tensor: GgufTensor) -> QuantizedRows:
     form = BLOCK_TYPES[tensor.kind]
     parts = [_decode_some(form, data) for _, data in _chunks(tensor)]
     integers, scales, minimums = zip(*parts, strict=True)
-    whole = None if minimums[0] is None else np.concatenate(minimums)
-    return QuantizedRows(form, np.concatenate(integers), np.concatenate(scales), whole)
+    whole = None if minimums[0] is None else _joined(minimums)
+    return QuantizedRows(form, np.concatenate(integers), _joined(scales), whole)
+
+
+def _joined(parts: Sequence[Factors]) -> Factors:
+    return tuple(np.concatenate(one) for one in zip(*parts, strict=True))
 
 
 def _chunks(tensor: GgufTensor) -> Iterator[tuple[slice, Bytes]]:
@@ -221,11 +257,11 @@ def _decode_some(form: BlockType, data: Bytes) -> _Parts:
     num_rows = len(data)
     blocks = data.reshape(num_rows, -1, form.num_bytes)
     integers, scales, minimums = form.decode(blocks)
-    return (
-        integers.reshape(num_rows, -1),
-        scales.reshape(num_rows, -1),
-        None if minimums is None else minimums.reshape(num_rows, -1),
-    )
+
+    def rows(factors: Factors) -> Factors:
+        return tuple(one.reshape(num_rows, -1) for one in factors)
+
+    return integers.reshape(num_rows, -1), rows(scales), minimums and rows(minimums)
 
 
 def read_values(tensor: GgufTensor) -> FloatArray:

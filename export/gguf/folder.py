@@ -85,15 +85,7 @@ class GgufMatrix:
     def rows(self) -> QuantizedRows:
         """Return the matrix as the file's integers, of a type of ``BLOCK_TYPES``."""
         found = decode(self.tensor)
-        if self.num_heads is None:
-            return found
-        order, minimums = self._order(), found.minimums
-        return QuantizedRows(
-            found.kind,
-            found.integers[order],
-            found.scales[order],
-            None if minimums is None else minimums[order],
-        )
+        return found if self.num_heads is None else found.in_order(self._order())
 
     def _order(self) -> npt.NDArray[np.int64]:
         assert self.num_heads is not None

@@ -13,21 +13,24 @@ A product of matrices side by side whose types differ becomes one product for ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
-from outrider.export.gguf.blocks import BLOCK_TYPES, QuantizedRows
+from outrider.export.gguf.blocks import BLOCK_TYPES, Factors, QuantizedRows
 from outrider.export.gguf.folder import GgufMatrix
-from outrider.export.graph.edits import drop_unused, put, put_tensor, take_over
+from outrider.export.graph.edits import drop_unused, put_tensor, take_over
 from outrider.export.weights.blocks import packed_tensor, split_gemms
+from outrider.export.weights.lookup import (
+    TableRows,
+    Tape,
+    look_up_columns,
+    look_up_rows,
+    token_lookups,
+)
 from outrider.export.weights.stored import StoredTensor
-
-_NIBBLE = 16.0
-_MOVING = ("Gather", "Transpose")
 
 
 def keep_blocks(graph: ir.Graph) -> int:
@@ -37,21 +40,21 @@ def keep_blocks(graph: ir.Graph) -> int:
     """
     split_gemms(graph)
     products = [(node, _matrices(node.inputs[1])) for node in graph if node.op_type == "MatMul"]
-    lookups = [
-        (node, _matrices(node.inputs[0], is_turned=False))
-        for node in graph
-        if node.op_type == "Gather"
-    ]
+    lookups = [(node, _matrices(node.inputs[0], is_turned=False)) for node in token_lookups(graph)]
     heads: dict[int, list[ir.Value]] = {}
     for number, (node, matrices) in enumerate(products):
         if matrices:
             stored = _keep_product(graph, node, matrices, f"weight_{number}")
-            if len(matrices) == 1 and len(stored) == 2 and stored[0].dtype is ir.DataType.INT8:
+            has_minimums = BLOCK_TYPES[matrices[0].tensor.kind].has_minimums
+            if len(matrices) == 1 and stored[0].dtype is ir.DataType.INT8 and not has_minimums:
                 heads[id(matrices[0])] = stored
     for number, (node, matrices) in enumerate(lookups):
         if len(matrices) == 1:
-            head = heads.get(id(matrices[0]))
-            _Lookup(graph, node, matrices[0], f"embedding_{number}").keep(head)
+            head, name = heads.get(id(matrices[0])), f"embedding_{number}"
+            if head is None:
+                look_up_rows(graph, node, _table(matrices[0]), name)
+            else:
+                look_up_columns(graph, node, head, name)
     drop_unused(graph)
     return sum(bool(matrices) for _, matrices in (*products, *lookups))
 
@@ -75,24 +78,52 @@ class _Run:
         self._matrices = matrices
         kind = BLOCK_TYPES[matrices[0].tensor.kind]
         self.bits, self.size, self.has_minimums = kind.bits, kind.size, kind.has_minimums
+        self.middle, self._num_together = kind.middle, kind.num_together
         self.num_rows = matrices[0].shape[1]
         self.num_columns = sum(matrix.shape[0] for matrix in matrices)
 
-    def lazily(
-        self, kind: ir.DataType, read: Callable[[QuantizedRows], Any], name: str
+    def integers(self, name: str) -> ir.TensorProtocol:
+        """Return signed integers [K, N]."""
+        kind = ir.DataType.INT4 if self.bits == 4 else ir.DataType.INT8
+        return self._lazily(kind, QuantizedRows.signed, self.num_rows, name, is_turned=True)
+
+    def factors(
+        self, read: Callable[[QuantizedRows], Factors], name: str, *, is_turned: bool
+    ) -> list[ir.TensorProtocol]:
+        """Return factors of scales or minimums, [K / block, N] or, not turned, [N, K / block]."""
+        kinds, count = [ir.DataType.FLOAT16], self.num_rows // self.size
+        lengths = [count]
+        if self._num_together > 1:
+            kinds, lengths = [ir.DataType.INT8, *kinds], [count, count // self._num_together]
+
+        def part(number: int) -> Callable[[QuantizedRows], Any]:
+            return lambda rows: read(rows)[number]
+
+        return [
+            self._lazily(kind, part(number), length, f"{name}.{number}", is_turned=is_turned)
+            for number, (kind, length) in enumerate(zip(kinds, lengths, strict=True))
+        ]
+
+    def _lazily(
+        self,
+        kind: ir.DataType,
+        read: Callable[[QuantizedRows], Any],
+        length: int,
+        name: str,
+        *,
+        is_turned: bool,
     ) -> ir.TensorProtocol:
-        """Return what ``read`` makes of each matrix [N, ...], side by side as [..., N]."""
+        """Return what ``read`` makes of each matrix [N, length], as [length, N] side by side or as rows."""
 
         def made() -> ir.TensorProtocol:
-            parts = [read(matrix.rows()) for matrix in self._matrices]
-            whole = np.ascontiguousarray(np.concatenate(parts).T)
+            whole = np.concatenate([read(matrix.rows()) for matrix in self._matrices])
+            whole = np.ascontiguousarray(whole.T if is_turned else whole)
             if kind is not ir.DataType.INT4:
                 return ir.tensor(whole, name=name)
             return packed_tensor(whole, kind, name)
 
-        is_whole = kind in (ir.DataType.INT4, ir.DataType.INT8)
-        length = self.num_rows if is_whole else self.num_rows // self.size
-        return ir.LazyTensor(made, kind, ir.Shape([length, self.num_columns]), name=name)
+        shape = [length, self.num_columns] if is_turned else [self.num_columns, length]
+        return ir.LazyTensor(made, kind, ir.Shape(shape), name=name)
 
 
 def _keep_product(
@@ -104,7 +135,7 @@ def _keep_product(
     runs = [
         _Run(list(group)) for _, group in groupby(matrices, lambda one: _layout(one.tensor.kind))
     ]
-    tape = _Tape(graph, node, name)
+    tape = Tape(graph, node, name)
     stored: list[ir.Value] = []
     parts = [_product(tape, left, run, stored) for run in runs]
     made = parts[0]
@@ -117,23 +148,23 @@ def _keep_product(
 
 def _layout(name: str) -> tuple[object, ...]:
     kind = BLOCK_TYPES[name]
-    return kind.bits, kind.size, kind.has_minimums
+    return kind.bits, kind.size, kind.has_minimums, kind.num_together
 
 
-def _product(tape: _Tape, left: ir.Value, run: _Run, stored: list[ir.Value]) -> ir.Value:
+def _product(tape: Tape, left: ir.Value, run: _Run, stored: list[ir.Value]) -> ir.Value:
     """Return the product with a run's matrices; its constants are added to those stored."""
     name = f"{tape.name}.{len(stored)}"
-    kind = ir.DataType.INT4 if run.bits == 4 else ir.DataType.INT8
 
-    def put(kind: ir.DataType, read: Callable[[QuantizedRows], Any], part: str) -> ir.Value:
-        stored.append(put_tensor(tape.graph, run.lazily(kind, read, f"{name}.{part}")))
-        return stored[-1]
+    def put(tensors: Sequence[ir.TensorProtocol]) -> list[ir.Value]:
+        values = [put_tensor(tape.graph, one) for one in tensors]
+        stored.extend(values)
+        return values
 
-    integers = put(kind, QuantizedRows.signed, "q")
-    scales = put(ir.DataType.FLOAT, _scales, "scale")
+    integers = put([run.integers(f"{name}.q")])
+    scales = tape.multiplied(put(run.factors(_scales, f"{name}.scale", is_turned=True)), axis=0)
     shape = ir.Shape([run.num_rows, run.num_columns])
     blocks = {"axis": 0, "block_size": run.size}
-    restored = tape.add("DequantizeLinear", [integers, scales], shape, blocks)
+    restored = tape.add("DequantizeLinear", [*integers, scales], shape, blocks)
     assert left.shape is not None
     axes = list(left.shape)[:-1]
     result = ir.Shape([*axes, run.num_columns])
@@ -146,129 +177,31 @@ def _product(tape: _Tape, left: ir.Value, run: _Run, stored: list[ir.Value]) -> 
     sums = tape.add(
         "ReduceSum", [in_blocks, tape.number([-1])], ir.Shape([*axes, count]), {"keepdims": 0}
     )
-    zeros = put(ir.DataType.FLOAT, QuantizedRows.zeros, "zero")
+    minimums = put(run.factors(_minimums, f"{name}.minimum", is_turned=True))
+    # What signed integers of zero stand for.
+    raised = tape.add("Mul", [scales, tape.number(float(run.middle))], scales.shape)
+    zeros = tape.add("Add", [tape.multiplied(minimums, axis=0), raised], scales.shape)
     offset = tape.add("MatMul", [sums, zeros], result)
     return tape.add("Add", [product, offset], result)
 
 
-class _Lookup:
-    """Looks tokens up among rows of integers, instead of a node that gathers rows of float32."""
-
-    def __init__(self, graph: ir.Graph, node: ir.Node, matrix: GgufMatrix, name: str) -> None:
-        ids = node.inputs[1]
-        assert ids is not None and ids.shape is not None
-        self._graph, self._node, self._ids, self._matrix = graph, node, ids, matrix
-        self._run, self._tape = _Run([matrix]), _Tape(graph, node, name)
-        self._axes = list(ids.shape)
-        self._count = self._run.num_rows // self._run.size
-
-    def keep(self, head: Sequence[ir.Value] | None) -> None:
-        """Gather from constants of its own or, where given, from the head's [K, N] and [K / block, N]."""
-        run, tape, width = self._run, self._tape, self._run.num_rows
-        if head is None:
-            integers = self._integers()
-            parts = [self._rows(ir.DataType.FLOAT, self._count, _scales, "scale")]
-            if run.has_minimums:
-                parts.append(self._rows(ir.DataType.FLOAT, self._count, _minimums, "minimum"))
-        else:
-            integers = tape.float32(self._columns(head[0]))
-            parts = [self._columns(head[1])]
-        value = self._reshaped(integers, self._count, run.size)
-        for op_type, part in zip(("Mul", "Add"), parts, strict=False):
-            spread = tape.add(
-                "Unsqueeze", [part, tape.number([-1])], ir.Shape([*self._axes, self._count, 1])
-            )
-            value = tape.add(op_type, [value, spread], value.shape)
-        take_over(self._node.outputs[0], self._reshaped(value, width))
-        self._graph.remove(self._node, safe=True)
-
-    def _integers(self) -> ir.Value:
-        """Return float32 [..., K]; of 4 bits two lie in a byte, one of the first half of K and one of the last."""
-        tape, width, kind = self._tape, self._run.num_rows, ir.DataType.UINT8
-        if self._run.bits == 4:
-            pairs = tape.float32(self._rows(kind, width // 2, _paired, "q"))
-            shifted = tape.add("Mul", [pairs, tape.number(1 / _NIBBLE)], pairs.shape)
-            high = tape.add("Floor", [shifted], pairs.shape)
-            raised = tape.add("Mul", [high, tape.number(_NIBBLE)], pairs.shape)
-            low = tape.add("Sub", [pairs, raised], pairs.shape)
-            whole = ir.Shape([*self._axes, width])
-            found = tape.add("Concat", [low, high], whole, {"axis": -1})
-        else:
-            found = tape.float32(self._rows(kind, width, lambda rows: rows.integers, "q"))
-        if self._run.has_minimums:
-            return found
-        middle = float(BLOCK_TYPES[self._matrix.tensor.kind].middle)
-        return tape.add("Sub", [found, tape.number(middle)], found.shape)
-
-    def _rows(
-        self, kind: ir.DataType, length: int, read: Callable[[QuantizedRows], Any], part: str
-    ) -> ir.Value:
-        tensor = ir.LazyTensor(
-            lambda: ir.tensor(np.ascontiguousarray(read(self._matrix.rows()))),
-            kind,
-            ir.Shape([self._run.num_columns, length]),
-            name=f"{self._tape.name}.{part}",
-        )
-        stored = put_tensor(self._graph, tensor)
-        return self._tape.add("Gather", [stored, self._ids], ir.Shape([*self._axes, length]))
-
-    def _columns(self, stored: ir.Value) -> ir.Value:
-        assert stored.shape is not None
-        length, rank = stored.shape[0], len(self._axes)
-        found = self._tape.add(
-            "Gather", [stored, self._ids], ir.Shape([length, *self._axes]), {"axis": 1}
-        )
-        turn = {"perm": [*range(1, rank + 1), 0]}
-        return self._tape.add("Transpose", [found], ir.Shape([*self._axes, length]), turn)
-
-    def _reshaped(self, value: ir.Value, *sizes: int) -> ir.Value:
-        target = self._tape.number([*([0] * len(self._axes)), *sizes])
-        return self._tape.add("Reshape", [value, target], ir.Shape([*self._axes, *sizes]))
+def _table(matrix: GgufMatrix) -> TableRows:
+    """Return a matrix as rows to look tokens up in."""
+    run = _Run([matrix])
+    return TableRows(
+        shape=(run.num_columns, run.num_rows),
+        bits=run.bits,
+        integers=lambda: matrix.rows().integers,
+        middle=0 if run.has_minimums else run.middle,
+        scales=run.factors(_scales, "", is_turned=False),
+        minimums=run.factors(_minimums, "", is_turned=False) if run.has_minimums else [],
+    )
 
 
-def _scales(rows: QuantizedRows) -> Any:
-    return rows.scales
+def _scales(rows: QuantizedRows) -> Factors:
+    return rows.scale_factors
 
 
-def _minimums(rows: QuantizedRows) -> Any:
-    return rows.minimums
-
-
-def _paired(rows: QuantizedRows) -> npt.NDArray[np.uint8]:
-    first, last = np.split(rows.integers, 2, axis=1)
-    return first | (last << np.uint8(4))
-
-
-class _Tape:
-    """Adds nodes in front of another, with names, types and shapes."""
-
-    def __init__(self, graph: ir.Graph, before: ir.Node, name: str) -> None:
-        self.graph, self.name = graph, name
-        self._before, self._count = before, 0
-
-    def add(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value],
-        shape: ir.Shape | None,
-        attributes: Mapping[str, int | list[int]] | None = None,
-    ) -> ir.Value:
-        """Return what a node makes: of the type of its first input where it only moves that, else float32."""
-        kind = inputs[0].dtype if op_type in _MOVING else ir.DataType.FLOAT
-        assert kind is not None
-        node = ir.node(op_type, inputs, attributes=attributes)
-        made = node.outputs[0]
-        made.name, made.type, made.shape = self._next(), ir.TensorType(kind), shape
-        self.graph.insert_before(self._before, node)
-        return made
-
-    def float32(self, value: ir.Value) -> ir.Value:
-        return self.add("Cast", [value], value.shape, {"to": ir.DataType.FLOAT.value})
-
-    def number(self, value: float | Sequence[int]) -> ir.Value:
-        kind = np.float32 if isinstance(value, float) else np.int64
-        return put(self.graph, np.array(value, kind), self._next())
-
-    def _next(self) -> str:
-        self._count += 1
-        return f"{self.name}.step_{self._count}"
+def _minimums(rows: QuantizedRows) -> Factors:
+    assert rows.minimum_factors is not None
+    return rows.minimum_factors

@@ -29,6 +29,24 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     return None if value is None or value.is_graph_input() else value.const_value
 
 
+def folded(value: ir.Value | None) -> npt.NDArray[Any]:
+    """Return what a value is that is computed from constants alone, by Cast, Reshape, Unsqueeze, Mul and Add."""
+    found = constant(value)
+    if found is not None:
+        return found
+    node = None if value is None else value.producer()
+    assert node is not None, "not computed from constants"
+    given = [folded(one) for one in node.inputs]
+    if node.op_type == "Cast":
+        return given[0].astype(ir.DataType(node.attributes["to"].as_int()).numpy())
+    if node.op_type == "Reshape":
+        return given[0].reshape(given[1])
+    if node.op_type == "Unsqueeze":
+        return np.expand_dims(given[0], tuple(given[1].tolist()))
+    computed: npt.NDArray[Any] = {"Mul": np.multiply, "Add": np.add}[node.op_type](*given)
+    return computed
+
+
 def commuted(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     """Yield both orders of a commutative operator's two inputs."""
     first, second = node.inputs

@@ -27,14 +27,15 @@ from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import (
     BITS,
     constant_weight,
-    product_activations,
+    product_moments,
     quantize_graph,
     split_gemms,
+    text_of,
     weight_tensor,
 )
 from outrider.export.weights.rounding import Int8Array, restore, round_by_activations
 from outrider.export.weights.widened import canonical_graphs, load_widened, save_over
-from outrider.export.weights.written_text import WrittenText, write_text
+from outrider.export.weights.written_text import WrittenText, observe
 
 INTEGER_KINDS = (*BITS, W8A8)
 """Kinds of weights that are stored as integers."""
@@ -65,18 +66,20 @@ def quantize_static(
     Raises:
         BundleError: no product of a graph takes 8-bit activations within ``MOST_ERROR``.
     """
-    text, total = text or write_text(path, model_config), 0
+    text, total = text or text_of(path, model_config), 0
     for one in canonical_graphs(path):
         model = load_widened(one)
         split_gemms(model.graph)
-        activations = product_activations(model.graph, one, model_config, text)
+        normed = [found.name for found in normed_products(model.graph)]
+        activations = observe(one, model_config, normed, text)
+        moments = product_moments(model.graph, one, model_config, text, 8)
         count = quantize_products(model.graph, activations, report)
         if count == 0:
             raise BundleError(
                 f"{one.parent.name}/{one.name}: no product takes 8-bit activations within "
                 f"{MOST_ERROR:.0%} of error; export with --weights int8"
             )
-        quantize_graph(model.graph, 8, activations, report)
+        quantize_graph(model.graph, 8, moments, report)
         save_over(model, one)
         total += count
     return total

@@ -8,7 +8,7 @@ data; random tokens do not.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.names import MODEL_FILE
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.graph_runner import GraphRunner, open_graph
+from outrider.export.graph.edits import put
 from outrider.export.model_config import EncoderConfig, ModelConfig
 
 NUM_ROWS, NUM_TOKENS = 16, 128
@@ -98,25 +99,64 @@ def _as_sources(tokens: IntArray, model_config: EncoderConfig) -> Sources:
 def observe(
     path: Path, model_config: ModelConfig, names: Sequence[str], text: WrittenText
 ) -> dict[str, FloatArray]:
-    """Return values [B * T, K] float32 of a canonical graph, by name, while it reads a text or its sources.
-
-    A second graph lies beside ``path`` meanwhile, whose outputs the values [B, T, K] are.
-    """
+    """Return values [B * T, K] float32 of a canonical graph, by name, while it reads a text or its sources."""
     model = ir.load(path)
-    values = {value.name: value for node in model.graph for value in node.outputs}
+    values = _values_of(model.graph)
     for name in names:
         values[name].type = ir.TensorType(ir.DataType.FLOAT)
-        model.graph.outputs.append(values[name])
+    found = _outputs(path, model, model_config, [values[name] for name in names], text)
+    return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}
+
+
+def observe_moments(
+    path: Path,
+    model_config: ModelConfig,
+    panels: Mapping[str, tuple[int, int]],
+    text: WrittenText,
+) -> dict[str, FloatArray]:
+    """Return second moments [K / P, P, P] float32 of values [..., K] of a canonical graph, over all tokens of a text.
+
+    ``panels`` are K / P and P by name. The graph sums them up itself: no value is kept.
+    """
+    model = ir.load(path)
+    values, tape = _values_of(model.graph), ir.tape.Tape()
+    for name, (count, size) in panels.items():
+        shape = put(model.graph, np.array([-1, count, size], np.int64), f"{name}.panels")
+        rows = tape.op("Reshape", [values[name], shape])
+        sides = (tape.op("Transpose", [rows], {"perm": perm}) for perm in ([1, 2, 0], [1, 0, 2]))
+        tape.op("MatMul", [*sides])
+    made = [node.outputs[0] for node in tape.nodes if node.op_type == "MatMul"]
+    for number, node in enumerate(tape.nodes):
+        node.outputs[0].name, node.outputs[0].type = (
+            f"moments.{number}",
+            ir.TensorType(ir.DataType.FLOAT),
+        )
+    model.graph.extend(tape.nodes)
+    return dict(zip(panels, _outputs(path, model, model_config, made, text), strict=True))
+
+
+def _values_of(graph: ir.Graph) -> dict[str | None, ir.Value]:
+    return {value.name: value for node in graph for value in node.outputs}
+
+
+def _outputs(
+    path: Path,
+    model: ir.Model,
+    model_config: ModelConfig,
+    values: Sequence[ir.Value],
+    text: WrittenText,
+) -> list[FloatArray]:
+    """Return values of a graph made of that at ``path``, beside which it lies meanwhile."""
+    model.graph.outputs.extend(values)
     observed = path.with_name(_OBSERVED_FILE)
     try:
         ir.save(model, observed)
         session = open_graph(observed)
     finally:
         observed.unlink(missing_ok=True)
-    feeds = GraphFeeds(session, model_config)
-    given = _feeds_of(path, model_config, feeds, text)
-    found = session.run(list(names), given)
-    return {name: held.reshape(-1, held.shape[-1]) for name, held in zip(names, found, strict=True)}
+    given = _feeds_of(path, model_config, GraphFeeds(session, model_config), text)
+    found: list[FloatArray] = session.run([value.name for value in values], given)
+    return found
 
 
 def _feeds_of(path: Path, model_config: ModelConfig, feeds: GraphFeeds, text: WrittenText) -> Feeds:

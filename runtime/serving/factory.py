@@ -18,7 +18,7 @@ from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
-from outrider.engines.devices import CPU, CUDA, parse_device
+from outrider.engines.devices import CPU
 from outrider.engines.memory.huge_pages import use_everywhere
 from outrider.engines.memory.room import fit_memory
 from outrider.engines.memory.sizes import machine_memory_bytes
@@ -416,14 +416,10 @@ def open_engines(bundle: Bundle, options: ServeOptions, max_batch: int) -> Pair:
 
 
 def _wants_trees(options: ServeOptions) -> bool:
-    """Return whether trees are to be verified.
+    """Return whether trees are to be verified: where the server's own drafter makes some.
 
-    On ONNX Runtime's CUDA provider their graphs hold the weights once more, so only the server's own drafter
-    counts.
+    Their graphs hold the weights once more. Without them requests get chains from drafters that propose trees.
     """
-    device = parse_device(options.device)
-    if device is None or device.kind != CUDA:
-        return any_proposes_trees()
     return any_proposes_trees(re.split("[+/:]", options.config.default_drafter))
 
 

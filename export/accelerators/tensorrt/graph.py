@@ -30,10 +30,11 @@ from outrider.export.graph.attention_kinds import (
     attention_nodes,
     gives_scores,
 )
-from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor
+from outrider.export.graph.edits import drop_unused, insert_tape, put, put_tensor, take_over
 from outrider.export.graph.grouped_heads import give_mask
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.tracing.experts import has_experts
+from outrider.export.weights.lookup import integer_lookups, rows_of
 
 PRECISIONS = ("float32", "float16", "bfloat16", FLOAT8)
 # Of weights, caches and products.
@@ -118,6 +119,7 @@ def _save(model: ir.Model, out: Path, precision: str, where: str) -> None:
             f"{where}: experts are not built for TensorRT; serve the bundle on the CPU"
         )
     _restore_stored_halves(model.graph)
+    _restore_tables(model.graph)
     if precision != "float32":
         HalfPass(model.graph, DATA_TYPES[precision], where).run()
     if precision == FLOAT8:
@@ -204,6 +206,16 @@ def _give(
 
 def _constant(graph: ir.Graph, name: str, values: object) -> ir.Value:
     return put(graph, np.asarray(values, dtype=np.int64), name)
+
+
+def _restore_tables(graph: ir.Graph) -> None:
+    """Look tokens up in float32 where that is among rows of integers: TensorRT gathers no bytes."""
+    for node in integer_lookups(graph):
+        table = put(graph, rows_of(graph, node), f"{node.name}.table")
+        tokens = next(value for value in graph.inputs if value.name in (names.TOKENS, SOURCE))
+        lookup = ir.node("Gather", [table, tokens])
+        graph.insert_before(node, lookup)
+        take_over(node.outputs[0], lookup.outputs[0])
 
 
 def _restore_stored_halves(graph: ir.Graph) -> None:

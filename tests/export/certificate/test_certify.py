@@ -70,9 +70,11 @@ def test_a_case_that_strays_says_how(
 
 
 def test_a_choice_that_trails_by_no_more_than_the_bound_is_a_tie() -> None:
-    expected = Logits(values=np.array([[[1.0, 1.05, 0.0]]], np.float32), rounding=0.02)
+    expected = Logits(
+        values=np.array([[[1.0, 1.05, 0.0]]], np.float32), measure_rounding=lambda: 0.02
+    )
     found = compare_logits(np.array([[[1.06, 1.0, 0.0]]], np.float32), expected)
-    assert (found.num_greedy_equal, found.rounding) == (0, 0.02)
+    assert (found.num_greedy_equal, found.references[0].rounding) == (0, 0.02)
     assert found.lost_lead == pytest.approx(0.05)
     judged("prefill", [found], Path("bundle/target/model.onnx"), BOUND)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from outrider.engines.base import BundleError
-from outrider.export.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES, decode, read_values
+from outrider.export.gguf.blocks import BLOCK_TYPES, FLOAT_TYPES, decode, multiplied, read_values
 from outrider.export.gguf.file import GgufTensor
 
 
@@ -46,9 +46,12 @@ def test_every_value_has_the_bits_that_ggml_gives_it(tmp_path: Path, kind: str):
     whole = decode(tensor)
     assert whole.values().tobytes() == expected.tobytes()
     assert np.unique(whole.integers).size == 1 << int(kind[1])
-    signed = whole.signed().astype(np.float32) * np.repeat(whole.scales, whole.kind.size, 1)
-    if whole.minimums is not None:
-        signed += np.repeat(whole.zeros(), whole.kind.size, 1)
+    scales = multiplied(whole.scale_factors)
+    assert scales.shape[1] % whole.scale_factors[-1].shape[1] == 0
+    signed = whole.signed().astype(np.float32) * np.repeat(scales, whole.kind.size, 1)
+    if whole.minimum_factors is not None:
+        zeros = multiplied(whole.minimum_factors) + np.float32(whole.kind.middle) * scales
+        signed += np.repeat(zeros, whole.kind.size, 1)
     assert np.abs(signed - expected).max() < 1e-6 * np.abs(expected).max()
 
 

@@ -1,11 +1,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.export.graph.to_onnx import export_model
 from outrider.export.pipeline import ExportOptions, export_bundle
+from outrider.export.weights.blocks import BITS, quantize_file
+from outrider.export.weights.lookup import integer_lookups, rows_of
+
+from scripts.check_parity import random_model
 
 
 def test_quantised_bundle_stores_integers_and_says_what_they_cost(
@@ -42,3 +50,28 @@ def test_unknown_weights_are_refused_before_any_work(
     with pytest.raises(BundleError, match="int3"):
         export_small(weights="int3", progress=pytest.fail)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", BITS)
+@pytest.mark.parametrize(
+    ("is_tied", "dtype"), [(True, torch.float32), (True, torch.float16), (False, torch.float32)]
+)
+def test_an_embedding_is_looked_up_in_blocks_which_a_tied_head_shares(
+    tmp_path: Path, kind: str, is_tied: bool, dtype: torch.dtype
+) -> None:
+    model = random_model("qwen2", 64, vocab_size=90, tie_word_embeddings=is_tied)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    path = tmp_path / "target" / "model.onnx"
+    export_model(model, path, keeps_halves=True)
+    own = model.get_input_embeddings().weight.detach().float().numpy()
+    quantize_file(path, kind)
+    loaded = ir.load(path)
+    ir.external_data.load_to_model(loaded)
+    tables = [one for one in loaded.graph.initializers.values() if 90 in one.shape.numpy()]
+    kinds = sorted(one.dtype.name for one in tables if one.dtype is not ir.DataType.FLOAT16)
+    table = "INT8" if is_tied else "UINT8"
+    assert kinds == sorted({table, "INT8" if is_tied else kind.upper()})
+    (last,) = integer_lookups(loaded.graph)
+    errors = np.abs(rows_of(loaded.graph, last) - own) / np.abs(own).max(axis=1, keepdims=True)
+    assert 0 < errors.max() < 0.005

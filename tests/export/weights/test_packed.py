@@ -12,6 +12,7 @@ from outrider.engines.base import BundleError
 from outrider.export.certificate.certify import certify_bundle
 from outrider.export.certificate.parity import check_parity
 from outrider.export.checkpoint import open_checkpoint
+from outrider.export.graph.edits import folded
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.pipeline import ExportOptions, export_bundle
 from outrider.export.progress import untold
@@ -78,7 +79,7 @@ def stored_products(path: Path) -> list[tuple[ir.Node, list[np.ndarray]]]:
     graph = ir.load(path).graph
     blocks = [node for node in graph if node.op_type == "DequantizeLinear"]
     return [
-        (node.outputs[0].uses()[0].node, [value.const_value.numpy() for value in node.inputs])
+        (node.outputs[0].uses()[0].node, [folded(value) for value in node.inputs])
         for node in blocks
     ]
 

@@ -315,25 +315,17 @@ def test_trees_on_onnx_runtime_answer_as_plain_decoding_does(
     assert answers[0] == answers[1]
 
 
-def test_the_server_loads_tree_graphs_where_a_drafter_proposes_trees(
-    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_loads_tree_graphs_where_its_drafter_proposes_trees(tiny_bundle: Path) -> None:
+    """They hold the weights once more."""
     bundle = load_bundle(tiny_bundle)
-    pair = factory.open_engines(bundle, ServeOptions(), 2)
-    assert pair.draft is not None
-    assert (pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) == (64, 64)
-    on_cuda = [
-        factory._wants_trees(
-            ServeOptions(device="cuda:0", config=ServerConfig(default_drafter=name))
-        )
-        for name in ("model", "tree", "lookup+suffix:4", "model/phrases", "auto")
-    ]
-    # There the graphs of trees hold the weights once more.
-    assert on_cuda == [False, True, True, True, False]
-    chains = {n: k for n, k in registry.REGISTRY.items() if not k.capabilities.proposes_trees}
-    monkeypatch.setattr(registry, "REGISTRY", chains)
-    pair = factory.open_engines(bundle, ServeOptions(), 2)
-    assert pair.target.limits.max_tree_nodes == 0
+    found = {}
+    for name in ("model", "tree", "lookup+suffix:4", "model/phrases", "auto"):
+        options = ServeOptions(config=ServerConfig(default_drafter=name))
+        pair = factory.open_engines(bundle, options, 2)
+        assert pair.draft is not None
+        found[name] = pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes
+    trees, chains = (64, 64), (0, 0)
+    assert [*found.values()] == [chains, trees, trees, trees, chains]
 
 
 def test_gamma_of_trees_can_be_chosen_too() -> None:
