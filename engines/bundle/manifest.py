@@ -77,6 +77,15 @@ class _Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What every written manifest has, though a new one begins without."""
+
+    files: Mapping[str, object]
+    versions: Mapping[str, object]
+    certificate: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Contents of ``manifest.json``.
 
@@ -176,6 +185,7 @@ class Manifest:
                 f"{MANIFEST_FILE}: requires {', '.join(lacking)}, which this server does not have; "
                 "serve it with a newer one"
             )
+        read_json(text, _Written, where=MANIFEST_FILE)
         manifest = read_json(text, cls, where=MANIFEST_FILE)
         if form.schema_version != manifest.schema_version:
             raise BundleError(

@@ -10,9 +10,15 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Scoped(Generic[T]):
-    """One shared thing per scope, made on first use; the scope unused for longest goes first.
+def _owner(scope: Hashable) -> Hashable:
+    """Return whose a scope is: its name before the salt (``core.drafting.salted_scope_of``)."""
+    return scope.partition("/")[0] if isinstance(scope, str) else scope
 
+
+class Scoped(Generic[T]):
+    """One shared thing per scope, made on first use.
+
+    The one unused for longest goes first: of the asker's own scopes where it has others, else of all.
     Thread-safe; the things themselves need not be.
     """
 
@@ -31,8 +37,11 @@ class Scoped(Generic[T]):
             if found is None:
                 found = self._held[scope] = self._make()
             self._held.move_to_end(scope)
-            while len(self._held) > self._max_scopes:
-                self._held.popitem(last=False)
+            if len(self._held) > self._max_scopes:
+                # Salts make many scopes of one tenant: those are its own to lose first.
+                own = _owner(scope)
+                same = (one for one in self._held if one != scope and _owner(one) == own)
+                del self._held[next(same, next(iter(self._held)))]
             return found
 
     def __len__(self) -> int:

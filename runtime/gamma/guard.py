@@ -51,7 +51,8 @@ class Ratios:
         load = load_of(num_rows)
         if (load, longest) in self._known:
             return self._known[load, longest][0]
-        lengths = [length for one, length in self._known if one == load]
+        # As a list: reports are made on other threads.
+        lengths = [length for one, length in list(self._known) if one == load]
         nearest = min(lengths, key=lambda one: (abs(one - longest), one), default=longest)
         return self._known.get((load, nearest), (1.0, 0))[0]
 

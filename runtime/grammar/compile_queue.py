@@ -63,12 +63,12 @@ class GrammarCompileQueue:
                 self._forget_idle(params.scope)
 
     def _make_room(self, tenant: str) -> None:
-        """Refuse one grammar too many: this one, or the last of a tenant that has more than its share."""
+        """Refuse one grammar too many: this one, or the last of a tenant that then still has as many."""
         if sum(map(len, self._waiting.values())) < MOST_WAITING:
             return
         most = max(self._waiting, key=lambda name: len(self._waiting[name]))
         num_own = len(self._waiting.get(tenant, ()))
-        if most == tenant or num_own >= MOST_OF_TENANT:
+        if num_own >= MOST_OF_TENANT or len(self._waiting[most]) <= num_own + 1:
             raise Overloaded(self._retry_after_s)
         last = self._waiting[most].pop()
         if not last.answer.done():
@@ -78,9 +78,9 @@ class GrammarCompileQueue:
         if self._is_busy or not self._waiting:
             return
         assert self._compiler is not None
-        self._is_busy = True
         tenant = next(iter(self._waiting))
         job = self._waiting[tenant].popleft()
+        self._is_busy = True
         self._waiting.move_to_end(tenant)
         self._forget_idle(tenant)
         loop = asyncio.get_running_loop()

@@ -108,10 +108,12 @@ class RequestAccounting:
         request_id: str = "",
         priority: int = 0,
         not_written: int = 0,
+        trace_id: str = "",
     ) -> None:
         """Write what became of a request into the audit log and the server's, where they want it.
 
-        ``request_id`` is the caller's name for it, ``not_written`` as of ``AuditEntry``.
+        ``request_id`` is the caller's name for it, ``not_written`` as of ``AuditEntry``. It may be written by whoever
+        collects what callers left, so the names are not those of the context.
         """
         ms = round(ended.total_s * 1000.0, 1)
         if self.audit is not None:
@@ -136,7 +138,9 @@ class RequestAccounting:
             fields = _access_fields(caller, ended) | {"ms": ms}
             if not_written:
                 fields["not_written"] = not_written
-            ACCESS.info("request ended", extra={"fields": fields})
+            names = {"request_id": request_id, "trace_id": trace_id}
+            known = {name: value for name, value in names.items() if value}
+            ACCESS.info("request ended", extra={"fields": fields, **known})
 
 
 def _access_fields(caller: ClientIdentity, ended: Ended) -> dict[str, object]:
@@ -321,7 +325,9 @@ class RequestRecord:
         )
         if self._span is not None:
             self._span.ended(ended)
-        accounting.write(caller, ended, self._request_id, self._priority)
+        accounting.write(
+            caller, ended, self._request_id, self._priority, trace_id=self._names.trace_id
+        )
 
 
 def _joined(times: Times | None, others: Times | None) -> Times | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -61,7 +61,8 @@ async def serve(root: Path, options: ServeOptions) -> int:
     use_few_arenas()
     # Each connection is a file; the usual limit of 1,024 is for programs that call select.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+    with suppress(OSError, ValueError):  # where the system refuses, what it allows is left
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     metrics = Metrics()
     security, addresses = open_security(options, metrics)
     spans = open_spans(options.watch.otlp_endpoint, options.name_of(root))

@@ -69,5 +69,8 @@ class VerifyReport:
             f"{verdict}: {len(self.checks)} checks, each at level {self.level:.2g}; "
             f"false-alarm rate of the whole at most about {self.false_alarm:.2g}"
         )
-        lines += [f"covered: {COVERS}", f"not covered: {COVERS_NOT}"]
+        lines += [
+            f"covered, as far as a check above names it: {COVERS}",
+            f"not covered: {COVERS_NOT}",
+        ]
         return "\n".join([*lines, *filter(None, [self.accepted])])

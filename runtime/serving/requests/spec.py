@@ -232,8 +232,8 @@ def build_spec(
         deadline_s=admission.deadline_s,
         tenant=client.tenant,
         is_known=client.is_known,
-        # No name of a scope has a slash.
         salt=request.cache_salt,
+        # No name of a scope has a slash.
         cache_scope="" if scope is None else f"{scope}/{request.cache_salt}",
         grammar=grammar if max_tokens else None,
         priority=request.priority,

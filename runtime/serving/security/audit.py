@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,7 +30,8 @@ class AuditEntry:
         tenant: whose request it is; empty where that is not known.
         key: what proved it, as of ``Identity``.
         peer: address of the caller, without the port.
-        not_written: refusals of strangers since the last one that was written, beyond those that a second has lines of.
+        not_written: entries before it that were left out: refusals of strangers beyond those that a second has lines
+            of, and what a disk was too slow for.
         request_id: the caller's name for it.
         code: gRPC status that it ended with.
         reason: of the error, or of the end of the answer.
@@ -72,7 +74,9 @@ class AuditLog:
         self._path = path
         self._now = now
         self._has_failed = False
-        self._num_waiting = 0
+        self._lock = threading.Lock()
+        # Guarded by the lock: entries that wait, and those that were given up since the last that was taken.
+        self._num_waiting = self._num_lost = 0
         try:
             self._file = self._open()
         except OSError as error:
@@ -81,12 +85,17 @@ class AuditLog:
 
     def write(self, entry: AuditEntry) -> None:
         """Have an entry appended. Where that fails, requests go on, and the server's log says so once."""
-        time = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = json.dumps({"time": time, **asdict(entry)}, separators=(",", ":")).encode() + b"\n"
-        if self._num_waiting >= MOST_WAITING:
+        with self._lock:
+            is_full = self._num_waiting >= MOST_WAITING
+            self._num_lost += is_full
+            self._num_waiting += not is_full
+            num_lost, self._num_lost = self._num_lost, self._num_lost if is_full else 0
+        if is_full:
             self._note_failure("its disk is too slow")
             return
-        self._num_waiting += 1
+        entry = replace(entry, not_written=entry.not_written + num_lost)
+        time = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = json.dumps({"time": time, **asdict(entry)}, separators=(",", ":")).encode() + b"\n"
         self._thread.submit(self._append, line)
 
     def flush(self) -> None:
@@ -94,13 +103,15 @@ class AuditLog:
         self._thread.submit(lambda: None).result()
 
     def _append(self, line: bytes) -> None:
-        self._num_waiting -= 1
+        with self._lock:
+            self._num_waiting -= 1
+            is_last = not self._num_waiting
         try:
             if self._has_moved():
                 moved, self._file = self._file, self._open()
                 os.close(moved)
             os.write(self._file, line)
-            self._has_failed = False
+            self._has_failed &= not is_last
         except OSError as error:
             self._note_failure(error.strerror)
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 EVERY_S = 0.25
 """Seconds between two looks, longer where a look takes more than ``_SHARE`` of them."""
 _SHARE = 0.02
+LEAST_OF_HOST = 8
+"""Connections of strangers that one address may have, however few places there are."""
 _FILES = "/proc/self/fd"
 
 
@@ -43,8 +45,8 @@ class Held:
 def leaving(held: Sequence[Held], most: int) -> list[Held]:
     """Return the connections of a listener that must go, so that a sixteenth of its places is free.
 
-    Strangers have a half of the places, and those of one address a 32nd. Beyond, the longest idle go. Where there is
-    still no room, strangers go first; then the longest idle of the address that has the most.
+    Strangers have a half of the places, and those of one address a 32nd, eight at least. Beyond, the longest idle go.
+    Where there is still no room, strangers go first; then the longest idle of the address that has the most.
     """
     oldest = sorted(held, key=lambda one: one.used_s)
     strangers = [one for one in oldest if not one.is_known]
@@ -52,13 +54,13 @@ def leaving(held: Sequence[Held], most: int) -> list[Held]:
     num_of = Counter(one.host for one in strangers)
     num_left = len(strangers)
     for one in strangers:
-        if num_of[one.host] > max(1, most // 32) or num_left > most // 2:
+        if num_of[one.host] > max(LEAST_OF_HOST, most // 32) or num_left > max(1, most // 2):
             gone.append(one)
             num_of[one.host] -= 1
             num_left -= 1
     taken = {one.peer for one in gone}
     rest = [one for one in oldest if one.peer not in taken]
-    num_too_many = len(rest) - (most - max(1, most // 16))
+    num_too_many = len(rest) - (most - most // 16)
     if num_too_many > 0:
         num_of = Counter(one.host for one in rest)
         rest.sort(key=lambda one: (one.is_known, -num_of[one.host] if one.is_known else 0))
@@ -95,8 +97,9 @@ class Places:
         """
         while self._can_look:
             began_s = self._clock()
-            if num_closed := await asyncio.to_thread(self.look, most):
-                closed(num_closed)
+            with suppress(OSError):  # no file left to look with: at the next look there may be one
+                if num_closed := await asyncio.to_thread(self.look, most):
+                    closed(num_closed)
             await asyncio.sleep(max(EVERY_S, (self._clock() - began_s) / _SHARE))
 
     def look(self, most: Mapping[int, int]) -> int:
@@ -142,10 +145,20 @@ class Places:
 
 def _ends(number: int) -> tuple[int, str]:
     """Return port and peer of a connection; no peer of any other socket."""
-    with socket.socket(fileno=os.dup(number)) as own:
+    with _own(number) as own:
         if own.family not in (socket.AF_INET, socket.AF_INET6) or own.type != socket.SOCK_STREAM:
             return 0, ""
         return own.getsockname()[1], _peer(own)
+
+
+def _own(number: int) -> socket.socket:
+    """Return a socket of its own for a file that is one."""
+    copy = os.dup(number)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _peer(own: socket.socket) -> str:
@@ -156,7 +169,7 @@ def _peer(own: socket.socket) -> str:
 
 def _shut(number: int, peer: str) -> bool:
     """End a connection, if the file is still this one."""
-    with suppress(OSError), socket.socket(fileno=os.dup(number)) as own:
+    with suppress(OSError), _own(number) as own:
         if _peer(own) == peer:
             own.shutdown(socket.SHUT_RDWR)
             return True

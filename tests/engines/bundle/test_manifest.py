@@ -190,6 +190,10 @@ def test_a_wrong_field_is_named(root: Path, field: str, value: object, message: 
 
 def test_a_missing_field_is_named(root: Path) -> None:
     data = json.loads((root / "manifest.json").read_text())
+    for name in ("files", "versions", "certificate"):
+        text = json.dumps({key: value for key, value in data.items() if key != name})
+        with pytest.raises(BundleError, match=f"missing required field `{name}`"):
+            Manifest.from_json(text)
     del data["target"]["head_size"]
     with pytest.raises(BundleError, match="'target': Object missing required field `head_size`"):
         Manifest.from_json(json.dumps(data))

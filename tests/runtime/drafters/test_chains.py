@@ -325,6 +325,16 @@ def test_scopes_are_bounded_and_separate() -> None:
     assert scoped.of("b") == []
 
 
+def test_a_tenant_of_many_salts_loses_its_own_scopes_first() -> None:
+    scoped = Scoped(list[int], max_scopes=3)
+    scoped.of("tenant:a").append(1)
+    for salt in range(9):
+        scoped.of(f"tenant:b/{salt}").append(salt)
+    assert scoped.of("tenant:a") == [1]
+    assert scoped.of("tenant:b/8") == [8]
+    assert len(scoped) == 3
+
+
 def drafters(tmp_path: Path) -> list[object]:
     return [
         DatastoreDrafter(

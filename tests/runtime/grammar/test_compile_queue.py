@@ -93,6 +93,18 @@ async def test_a_crowd_makes_room_for_others_up_to_a_quarter() -> None:
     await check_crowd()
 
 
+async def test_of_as_many_tenants_as_there_are_places_none_gives_its_only_one_up() -> None:
+    compiler = Gated()
+    queue = GrammarCompileQueue(compiler, 1.0)
+    tasks = [put(queue, f"tenant {number}", number) for number in range(MOST_WAITING + 1)]
+    await settled()
+    with pytest.raises(Overloaded):
+        await queue.prepare(of("late", "one more"))
+    compiler.open(MOST_WAITING + 2)
+    await asyncio.gather(*tasks)
+    await asyncio.wait_for(put(queue, "late", 99), 10.0)
+
+
 async def test_what_is_known_waits_for_nobody() -> None:
     compiler = Gated()
     queue = GrammarCompileQueue(compiler, 1.0)

@@ -57,6 +57,35 @@ def check_room() -> None:
     assert gone[:8] == strangers and gone[8:] == known[:10]
 
 
+@pytest.mark.parametrize("most", [1, 2, 8, 16, 64])
+def test_however_few_the_places_whoever_fits_keeps_one(most: int) -> None:
+    assert leaving(fleet(most - most // 16), most) == []
+    strangers = [
+        held("10.0.0.9", number, float(number)) for number in range(min(8, max(1, most // 2)))
+    ]
+    assert leaving(strangers, most) == []
+
+
+async def test_a_look_without_a_file_to_look_with_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = iter([OSError(24, "Too many open files"), 3, KeyError("enough")])
+    closed: list[int] = []
+
+    def look(most: object) -> int:
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    watched = Places()
+    monkeypatch.setattr(watched, "look", look)
+    monkeypatch.setattr(places, "EVERY_S", 0.0)
+    with pytest.raises(KeyError, match="enough"):
+        await watched.watch({}, closed.append)
+    assert closed == [3]
+
+
 def test_strangers_of_one_address_have_few_places() -> None:
     check_one_address()
 
