@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from outrider.engines.sampling.base import Verdict
 from outrider.engines.trees import tree_layout
+from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.request import Request
 from outrider.runtime.core.stats import ControlReport, DrafterVerdict
 from outrider.runtime.drafters.base import Draft
@@ -213,7 +214,8 @@ class Controller:
         found: dict[str, dict[bool, tuple[float, float]]] = {self._default_drafter: {}}
         for (drafter, is_greedy), counts in self._acceptance.kept().items():
             found.setdefault(drafter, {})[is_greedy] = counts
-        found.pop(NONE, None)
+        for name in (NONE, AUTO):  # requests get one of the others
+            found.pop(name, None)
         num_rows = max(1, len(self._rows))
         for drafter, by_kind in found.items():
             hits, judged = map(sum, zip((0.0, 0.0), *by_kind.values(), strict=True))

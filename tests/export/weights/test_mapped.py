@@ -109,12 +109,20 @@ def text2text_checkpoint(family: str, folder: Path, **sizes: int) -> Checkpoint:
 
 
 def test_a_reference_answers_again_without_its_model(wide: PreTrainedModel) -> None:
-    reference = Reference(wide)
+    loaded: list[PreTrainedModel] = []
+
+    def load() -> PreTrainedModel:
+        loaded.append(wide)
+        return wide
+
+    reference = Reference(wide, load)
     expected = reference.logits(TOKENS)
     reference.release()
     assert reference.logits(TOKENS.copy()) is expected
-    with pytest.raises(AssertionError, match="nobody prepared"):
-        reference.logits(TOKENS[:, 1:])
+    assert not loaded
+    # What nobody has asked for yet needs the model again.
+    assert reference.logits(TOKENS[:, 1:]).values.shape[:2] == (3, 10)
+    assert loaded == [wide]
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,14 @@ def test_the_verdict_follows_what_is_kept(draft, least: float, most: float) -> N
     assert verdict.least_alpha is not None
 
 
+def test_auto_has_the_verdicts_of_what_it_takes() -> None:
+    one = served(0.2, default_drafter="auto")
+    assert one.worker.snapshot().control.verdicts == ()
+    serve(one, [str(number) for number in range(4)])
+    names = {verdict.drafter for verdict in one.worker.snapshot().control.verdicts}
+    assert names and "auto" not in names
+
+
 def test_where_the_default_drafter_needs_a_model_that_is_missing_there_is_no_verdict() -> None:
     one = Harness("F3", has_draft=False, costs=table())
     assert one.worker.snapshot().control.verdicts == ()

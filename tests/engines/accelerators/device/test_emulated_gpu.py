@@ -375,7 +375,7 @@ def test_a_server_opens_on_plans_alone(
     monkeypatch: pytest.MonkeyPatch, root: Path, *, has_provider: bool
 ) -> None:
     emulate(monkeypatch, has_provider=has_provider)
-    config = ServerConfig(default_gamma=3)
+    config = ServerConfig(default_gamma=3, default_drafter="tree")
     serving = load_model(root, ServeOptions(device="auto", config=config))
     parts = serving.worker._parts
     assert parts.rounds is not None
