@@ -69,7 +69,8 @@ def all_metrics() -> Metrics:
 
 def labels_by_name(metrics: Metrics) -> dict[str, tuple[str, ...]]:
     """Return the labels of counters, which have no sample before something is counted."""
-    values = [*vars(metrics).values(), *vars(metrics.speculation).values()]
+    parts = (metrics, metrics.speculation, metrics.process)
+    values = [value for part in parts for value in vars(part).values()]
     counters = [one for one in values if isinstance(one, Counter)]
     return {one._name: tuple(one._labelnames) for one in counters}
 

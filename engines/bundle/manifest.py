@@ -69,8 +69,8 @@ class ModelEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Form:
-    """What is read of a manifest before the rest."""
+class _Header:
+    """Fields of a manifest that are read before the rest."""
 
     schema_version: Size
     requires: tuple[Text, ...] = ()
@@ -78,7 +78,7 @@ class _Form:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What every written manifest has, though a new one begins without."""
+    """Fields that every written manifest has, though a new one begins without."""
 
     files: Mapping[str, object]
     versions: Mapping[str, object]
@@ -174,20 +174,20 @@ class Manifest:
             BundleError: not JSON, another schema version, something required that this server does not have, or a
                 field that is missing or breaks its rule, named.
         """
-        form = read_json(text, _Form, where=MANIFEST_FILE)
-        if form.schema_version not in _VERSIONS:
+        header = read_json(text, _Header, where=MANIFEST_FILE)
+        if header.schema_version not in _VERSIONS:
             raise BundleError(
-                f"{MANIFEST_FILE}: schema_version {form.schema_version}, this server reads "
+                f"{MANIFEST_FILE}: schema_version {header.schema_version}, this server reads "
                 f"{_VERSIONS[0]} to {_VERSIONS[-1]}; export the bundle again"
             )
-        if lacking := sorted({*form.requires} - FEATURES):
+        if lacking := sorted({*header.requires} - FEATURES):
             raise BundleError(
                 f"{MANIFEST_FILE}: requires {', '.join(lacking)}, which this server does not have; "
                 "serve it with a newer one"
             )
         read_json(text, _Written, where=MANIFEST_FILE)
         manifest = read_json(text, cls, where=MANIFEST_FILE)
-        if form.schema_version != manifest.schema_version:
+        if header.schema_version != manifest.schema_version:
             raise BundleError(
                 f"{MANIFEST_FILE}: field 'schema_version': expected {manifest.schema_version} of a bundle "
                 f"{'without' if manifest.text2text is None else 'with'} text2text"
