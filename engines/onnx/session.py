@@ -280,8 +280,11 @@ def check_graph(
     *,
     file: str = MODEL_FILE,
     extra_inputs: Set[str] = frozenset(),
+    may_be_by_token: bool = False,
 ) -> None:
     """Refuse a graph whose tensors are not those its manifest entry declares.
+
+    Caches are [batch, heads, capacity, size]; ``may_be_by_token`` allows [batch, capacity, heads * size].
 
     Raises:
         BundleError: naming the graph and the tensor.
@@ -298,8 +301,12 @@ def check_graph(
     ):
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
+    rows = [(entry.num_kv_heads, entry.head_size)]
+    if may_be_by_token:
+        rows.append((entry.num_kv_heads * entry.head_size,))
     for name in past:
-        if [inputs[name][1], inputs[name][3]] != [entry.num_kv_heads, entry.head_size]:
+        # Without rows and capacity.
+        if tuple(inputs[name][1:-2] + inputs[name][-1:]) not in rows:
             raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
     if outputs[LOGITS][2] != entry.vocab_size:
         raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")

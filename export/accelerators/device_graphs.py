@@ -34,6 +34,8 @@ from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
 from outrider.export.accelerators.block_products import name_block_products
 from outrider.export.accelerators.half_products import HalfPass
+from outrider.export.accelerators.joined_norms import join_norms
+from outrider.export.accelerators.token_major import lay_out_by_token
 from outrider.export.graph.attention_kinds import (
     LENGTHS,
     AttentionKind,
@@ -73,7 +75,7 @@ def derive_device_graphs(path: Path, precision: str, *, with_trees: bool) -> Non
     if with_trees:
         tree_out = path.with_name(names.DEVICE_TREE_FILE)
         _derive(path, tree_out, kind, constants, takes_trees=True)
-        keeper = keep_path_graph(ir.load(path).graph, kind)
+        keeper = keep_path_graph(ir.load(out).graph, kind)
         ir.save(keeper, path.with_name(names.DEVICE_KEEP_PATH_FILE))
     if (encode_path := path.with_name(ENCODE_FILE)).exists():
         _derive(encode_path, encode_out, kind, _Constants(encode_out))
@@ -110,19 +112,24 @@ def _derive(
     model = ir.load(path)
     graph = model.graph
     drop_query_padding(graph)
+    is_sourced = any(value.name == SOURCE_LENGTH for value in graph.inputs)
     _give_lengths(graph, path.parent.name)
     if path.name == ENCODE_FILE:
         _write_from_zero(graph)
     if takes_trees:
         give_tree_inputs(graph, path.parent.name)
+    if not is_sourced:
+        lay_out_by_token(graph, path.parent.name)
     if kind is not ir.DataType.FLOAT:
         _read_stored_halves(graph, kind)
-        # ONNX Runtime makes the operator of blocks of other types itself.
-        made = name_block_products(graph, kind) if kind is ir.DataType.BFLOAT16 else []
-        made += HalfPass(graph, kind, path.parent.name, with_embeddings=False).run()
+        made = name_block_products(graph, kind, all_of_them=kind is ir.DataType.BFLOAT16)
+        made += HalfPass(
+            graph, kind, path.parent.name, with_embeddings=False, with_residual=not is_sourced
+        ).run()
         stored.store(made)
     _slice_unequal_parts(graph)
     drop_unused(graph)
+    join_norms(graph)
     # Weights keep naming the data file of model.onnx: they were never read.
     ir.save(model, out)
 

@@ -1,4 +1,7 @@
-"""Weights, caches and matrix products in 16 bits; norms, rotations and the residual stay float32."""
+"""Weights, caches and matrix products in 16 bits; what lies between products too, or in float32.
+
+Kernels sum in float32 inside an operator either way: a norm's mean of squares, a product, a softmax.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,15 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import SOURCE, is_source_cache
 from outrider.engines.bundle.names import is_cache
+from outrider.export.graph.edits import constant, folded, put_tensor
 
 # Operators that move values without computing: their result keeps the 16 bits.
 _MOVING = frozenset({"Transpose", "Reshape", "Gather", "DequantizeLinear", "Identity"})
+# Operators between products, of the residual, that compute in 16 bits where their input has them.
+_BETWEEN = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Sigmoid", "Tanh", "Gelu", "Relu", "RMSNormalization", "LayerNormalization",
+     "RotaryEmbedding", "Split", "Slice", "Concat", "GatherND", "Unsqueeze", "Squeeze", "Expand"}
+)  # fmt: skip
 # How many leading inputs of an operator are to be of the 16-bit type; of Attention, a bias of the scores too.
 _COMPUTING = {"MatMul": 2, "Gemm": 3, "MatMulNBits": 1, "Attention": 4, "TensorScatter": 2}
 
@@ -19,17 +28,21 @@ class HalfPass:
     """Gives weights, caches and matrix products a 16-bit type; casts where it meets float32.
 
     ``kind`` is FLOAT16 or BFLOAT16; ``where`` names the graph in errors. Without ``with_embeddings`` tokens are
-    looked up as they are stored: the residual is float32 anyway.
+    looked up as they are stored. With ``with_residual`` the residual, norms and rotations have 16 bits too, and what
+    is behind the last product stays float32.
     """
 
     def __init__(
-        self, graph: ir.Graph, kind: ir.DataType, where: str, *, with_embeddings: bool = True
-    ) -> None:
+        self, graph: ir.Graph, kind: ir.DataType, where: str, *, with_embeddings: bool = True,
+        with_residual: bool = False,
+    ) -> None:  # fmt: skip
         self._graph = graph
         self._kind = kind
         self._where = where
         self._with_embeddings = with_embeddings
+        self._keeping = _MOVING | _BETWEEN if with_residual else _MOVING
         self._casts: dict[tuple[int, ir.DataType], ir.Value] = {}
+        self._copies: dict[str | None, ir.Value] = {}
 
     def run(self) -> list[ir.Value]:
         """Rewrite the graph; return the weights that got another type, each computed anew whenever it is read.
@@ -44,19 +57,33 @@ class HalfPass:
         for weight in weights:
             self._narrow(weight)
         self._narrow_computed_scales()
+        behind = self._behind_products()
         for node in list(self._graph):
             # That of an encoder may read what was split, in float32.
             is_attention = node.op_type == "Attention"
             if is_attention or (node.op_type in _COMPUTING and self._has_half(node)):
                 self._cast_inputs(node, _COMPUTING[node.op_type], self._kind)
-            elif node.op_type in _MOVING and self._has_half(node):
-                pass
+            elif node.op_type in self._keeping and self._has_half(node) and node not in behind:
+                if node.op_type in _BETWEEN:
+                    self._cast_inputs(node, len(node.inputs), self._kind)
             else:
                 self._cast_inputs(node, len(node.inputs), ir.DataType.FLOAT)
                 continue
-            node.outputs[0].type = ir.TensorType(self._kind)
+            for value in node.outputs:
+                value.type = ir.TensorType(self._kind)
         self._widen_logits()
-        return weights
+        return [*weights, *self._copies.values()]
+
+    def _behind_products(self) -> set[ir.Node]:
+        """Return the nodes between the last product and the logits."""
+        found: set[ir.Node] = set()
+        values = [value for value in self._graph.outputs if value.name == names.LOGITS]
+        while values:
+            node = values.pop().producer()
+            if node is not None and node.op_type not in _COMPUTING and node not in found:
+                found.add(node)
+                values += [value for value in node.inputs if value is not None]
+        return found
 
     def _weights(self) -> list[ir.Value]:
         """Return initializers behind a matrix product, and the embedding of the tokens."""
@@ -109,6 +136,8 @@ class HalfPass:
                 node.replace_input_with(index, self._cast(value, kind, node))
 
     def _cast(self, value: ir.Value, kind: ir.DataType, before: ir.Node) -> ir.Value:
+        if kind is self._kind and constant(value) is not None:
+            return self._copy(value)
         key = (id(value), kind)
         if key not in self._casts:
             node = ir.node("Cast", [value], attributes={"to": kind.value})
@@ -118,6 +147,15 @@ class HalfPass:
             self._graph.insert_before(before, node)
             self._casts[key] = node.outputs[0]
         return self._casts[key]
+
+    def _copy(self, value: ir.Value) -> ir.Value:
+        """Return a constant's copy of 16 bits: a norm's weight is not cast in every call."""
+        if value.name not in self._copies:
+            array = folded(value).astype(self._kind.numpy())
+            name = f"{value.name}.{self._kind.name.lower()}"
+            tensor = ir.tensor(array, dtype=self._kind, name=name)
+            self._copies[value.name] = put_tensor(self._graph, tensor)
+        return self._copies[value.name]
 
     def _widen_logits(self) -> None:
         """Cast the logits, if there are any, to float32."""

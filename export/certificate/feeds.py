@@ -55,7 +55,7 @@ class GraphFeeds:
         )
 
     def caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
-        """Return caches [B, H, S, D] float32 by name, in the order of the graph's inputs and outputs.
+        """Return caches [B, H, S, D] float32, by token [B, S, H * D], by name, in the order of the graph's inputs and outputs.
 
         They hold no zeros: a graph must not see what lies beyond a row's length.
         """
@@ -84,8 +84,9 @@ class GraphFeeds:
     def _unread(
         self, is_wanted: Callable[[str], bool], batch: int, capacity: int
     ) -> dict[str, FloatArray]:
+        # The axis before the last is that of tokens.
         return {
-            name: np.full((batch, shape[1], capacity, shape[3]), _UNREAD, np.float32)
+            name: np.full((batch, *shape[1:-2], capacity, shape[-1]), _UNREAD, np.float32)
             for name, shape in self._shapes.items()
             if is_wanted(name)
         }

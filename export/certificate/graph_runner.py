@@ -89,12 +89,12 @@ class GraphRunner:
         """Let the first columns of the caches stand in all of the first ``past``, again and again."""
         index = np.arange(past) % num_columns
         for cache in self.caches.values():
-            cache[:, :, :past] = cache[:, :, index]
+            cache[..., :past, :] = cache[..., index, :]
 
     @property
     def capacity(self) -> int:
         """S of the caches."""
-        return int(next(iter(self.caches.values())).shape[2])
+        return int(next(iter(self.caches.values())).shape[-2])
 
     def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
         """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""

@@ -129,7 +129,7 @@ def _place_keys(
 def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:
     """Return the graph that reads each cache's rows at ``columns`` and writes them from ``start`` on.
 
-    The caches are those of ``model``, of type ``kind``.
+    The caches are those of ``model``, of type ``kind``: the axis before their last is that of tokens.
     """
     caches = {
         value.name: value.shape
@@ -142,9 +142,10 @@ def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:
     pasts, presents = [], []
     for name, shape in caches.items():
         past = ir.Value(name=name, shape=shape, type=ir.TensorType(kind))
-        rows = tape.op("Gather", [past, columns], {"axis": 2})
+        axis = len(shape) - 2
+        rows = tape.op("Gather", [past, columns], {"axis": axis})
         rows.name = f"{name}.kept"
-        present = tape.op("TensorScatter", [past, rows, start], {"axis": 2, "mode": "linear"})
+        present = tape.op("TensorScatter", [past, rows, start], {"axis": axis, "mode": "linear"})
         present.name, present.shape, present.type = f"new_{name}", past.shape, past.type
         pasts.append(past)
         presents.append(present)

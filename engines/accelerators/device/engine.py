@@ -23,7 +23,7 @@ from outrider.engines.accelerators.device.kv_cache import PlanCache
 from outrider.engines.accelerators.device.padding import padding_rows
 from outrider.engines.accelerators.device.plan import LoadedPlan
 from outrider.engines.accelerators.device.sources import PlanSources
-from outrider.engines.accelerators.device.tensors import CACHE_DTYPES, feeds_of
+from outrider.engines.accelerators.device.tensors import CACHE_DTYPES, cache_heads, feeds_of
 from outrider.engines.accelerators.device.transfers import (
     DeviceTokens,
     Downloads,
@@ -97,12 +97,13 @@ class PlanEngine(WithoutCopies):
         self._device = device
         rows = min(rows_of_longest(plan.entry.profiles) for plan in self._plans)
         self.limits = replace(limits, max_prompt_rows=min(rows, limits.max_batch))
+        heads, size = cache_heads(model, is_by_token=self._plans[0].is_by_token)
         self._cache: PlanCache | None = PlanCache(
             device,
             past_names(model.num_layers),
             present_names(model.num_layers),
-            num_heads=model.num_kv_heads,
-            head_size=model.head_size,
+            num_heads=heads,
+            head_size=size,
             max_batch=limits.max_batch,
             item_bytes=CACHE_DTYPES[self.precision].itemsize,
             capacity=self._plans[0].entry.capacity,

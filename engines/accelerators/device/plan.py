@@ -17,6 +17,11 @@ class LoadedPlan(Protocol):
         ...
 
     @property
+    def is_by_token(self) -> bool:
+        """True where caches of texts are [rows, capacity, heads * size], else [rows, heads, capacity, size]."""
+        ...
+
+    @property
     def inputs(self) -> Set[str]:
         """Names of the tensors that the graph reads."""
         ...

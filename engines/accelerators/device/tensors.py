@@ -40,23 +40,24 @@ _INT64, _FLOAT32, _BOOL = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.
 
 
 class ModelTensors:
-    """Describes the calls of one plan.
+    """Describes the calls of one plan; its caches of texts are [rows, heads, capacity, size], or by token.
 
     Attributes:
         pairs: inputs and outputs of the caches of texts that are one piece of memory.
         source_pairs: of the caches of sources, likewise; none of a model without an encoder.
     """
 
-    def __init__(self, model: ModelEntry, entry: PlanEntry) -> None:
+    def __init__(self, model: ModelEntry, entry: PlanEntry, *, is_by_token: bool = False) -> None:
         self._vocab_size = model.vocab_size
         self._dtype = CACHE_DTYPES[entry.precision]
-        self._row = (model.num_kv_heads, entry.capacity, model.head_size)
+        heads, size = cache_heads(model, is_by_token=is_by_token)
+        self._row = (entry.capacity, size) if is_by_token else (heads, entry.capacity, size)
         pasts, presents = past_names(model.num_layers), present_names(model.num_layers)
         self.pairs = list(zip(pasts, presents, strict=True))
         self._caches = (*pasts, *presents)
         self.source_pairs: list[tuple[str, str]] = []
         self._source_caches: tuple[str, ...] = ()
-        self._source_row = (0, 0, 0)
+        self._source_row: tuple[int, ...] = (0, 0, 0)
         if (source := model.source) is not None:
             pasts, presents = (
                 names(model.num_layers) for names in (cross_past_names, cross_present_names)
@@ -94,6 +95,12 @@ class ModelTensors:
         kinds |= dict.fromkeys(self._caches, ((batch, *self._row), self._dtype))
         kinds |= dict.fromkeys(self._source_caches, ((batch, *self._source_row), self._dtype))
         return {name: DeviceTensor(pointer, *kinds[name]) for name, pointer in addresses.items()}
+
+
+def cache_heads(model: ModelEntry, *, is_by_token: bool) -> tuple[int, int]:
+    """Heads of a cache of texts and the size of one: all are one where a token's heads lie side by side."""
+    heads, size = model.num_kv_heads, model.head_size
+    return (1, heads * size) if is_by_token else (heads, size)
 
 
 def feeds_of(spans: Sequence[Span], shape: Shape) -> dict[str, IntArray]:

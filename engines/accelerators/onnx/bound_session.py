@@ -12,8 +12,11 @@ from collections.abc import Hashable, Mapping
 import onnxruntime
 from outrider.engines.accelerators.device.base import Call, DeviceTensor, PlanDevice, Recording
 from outrider.engines.accelerators.device.recordings import Recordings
+from outrider.engines.bundle.names import is_cache
 from outrider.engines.onnx.session import enqueue
 
+# Of [rows, capacity, heads * size]; heads first has one more.
+_BY_TOKEN_AXES = 3
 _MAX_BINDINGS = 512
 _MAX_RECORDINGS = 128
 # NumPy has no bfloat16; ONNX Runtime takes the number of its type in ONNX.
@@ -40,6 +43,10 @@ class BoundSession:
         tensors = (*session.get_inputs(), *session.get_outputs())
         self._bfloat16 = {tensor.name for tensor in tensors if tensor.type == _BFLOAT16_TYPE}
         self.inputs = frozenset(tensor.name for tensor in session.get_inputs())
+        # Of the caches of texts: a token's heads lie side by side.
+        self.is_by_token = any(
+            is_cache(tensor.name) and len(tensor.shape) == _BY_TOKEN_AXES for tensor in tensors
+        )
         self.outputs = tuple(tensor.name for tensor in session.get_outputs())
 
     def run(self, call: Call, *, may_record: bool = True) -> None:

@@ -75,6 +75,8 @@ _OF_HOST = _Graphs(MODEL_FILE, TREE_FILE, KEEP_PATH_FILE, ENCODE_FILE, frozenset
 class OnnxPlan:
     """A session with caches of one capacity; see ``engines.accelerators.device.plan.LoadedPlan``.
 
+    ``is_by_token`` says that a cache is [rows, capacity, heads * size].
+
     Runs of spans of at most ``max_recorded`` tokens may be recorded as CUDA graphs.
     """
 
@@ -83,7 +85,8 @@ class OnnxPlan:
     ) -> None:
         self.entry = entry
         self._session = session
-        self._tensors = ModelTensors(model, entry)
+        self.is_by_token = session.is_by_token
+        self._tensors = ModelTensors(model, entry, is_by_token=self.is_by_token)
         self._max_recorded = max_recorded
 
     @property
@@ -186,7 +189,9 @@ class _Opener:
         """Plans of the graph that takes chains."""
         session = self._open(self.graphs.chains)
         extra = self.graphs.extra_inputs
-        check_graph(session, self.model, file=self.graphs.chains, extra_inputs=extra)
+        check_graph(
+            session, self.model, file=self.graphs.chains, extra_inputs=extra, may_be_by_token=True
+        )
         max_recorded = max(MAX_STEP_TOKENS, self.bundle.manifest.max_gamma + 1)
         return self._plans(
             session, self.graphs.chains, _any_shape(self.limits, is_row_invariant), max_recorded
@@ -196,7 +201,9 @@ class _Opener:
         """Plans of the graphs that take trees."""
         session = self._open(self.graphs.trees)
         extra = {POSITIONS, ANCESTORS, *self.graphs.extra_inputs}
-        check_graph(session, self.model, file=self.graphs.trees, extra_inputs=extra)
+        check_graph(
+            session, self.model, file=self.graphs.trees, extra_inputs=extra, may_be_by_token=True
+        )
         keeper = self._open(self.graphs.keep_path)
         profile = tree_profile(self.bundle.manifest, self.model)
         return PlanTrees(

@@ -198,6 +198,8 @@ def choose_plans(plans: tuple[PlanEntry, ...], part: str, machine: Machine) -> l
 class TensorRtPlan:
     """One plan of a model, loaded; see ``LoadedPlan``."""
 
+    is_by_token = False
+
     def __init__(
         self,
         api: TensorRtApi,

@@ -32,6 +32,7 @@ def main(
     max_tokens: int = 64,
     temperature: float = 0.0,
     rounds: Annotated[int, typer.Option(help="Six are the fewest that have an interval.")] = 6,
+    device: Annotated[str, typer.Option(help="As of outrider serve.")] = "cpu",
     cpu_time: Annotated[bool, typer.Option("--cpu-time", help="Processor seconds.")] = False,
 ) -> None:
     """Print a table in Markdown."""
@@ -43,7 +44,7 @@ def main(
             batch=batch,
             rounds=rounds,
             max_tokens=max_tokens,
-            rig=RigOptions(counts_processor=cpu_time),
+            rig=RigOptions(counts_processor=cpu_time, device=device),
         )
         with closing(options.open_rig(bundle)) as rig:
             plain, measured = measure_settings(

@@ -32,6 +32,8 @@ GAMMA = 8
 class HostPlan:
     """A derived graph with the profiles of a plan, over memory given by address."""
 
+    is_by_token = False
+
     def __init__(self, graph: Path, model: ModelEntry, entry: PlanEntry) -> None:
         self.entry = entry
         self.shapes: list[tuple[str, Shape]] = []

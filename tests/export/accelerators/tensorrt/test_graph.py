@@ -76,8 +76,11 @@ def graphs(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return paths
 
 
-def run_graph(path: Path, session: Any = None) -> dict[str, FloatArray]:
-    """Outputs of a ragged extend over caches that hold noise beyond each row's length; of a session over the graph."""
+def run_graph(path: Path, session: Any = None, *, num_heads: int = 0) -> dict[str, FloatArray]:
+    """Outputs of a ragged extend over caches that hold noise beyond each row's length; of a session over the graph.
+
+    With ``num_heads`` the graph's caches are by token; they hold the same noise, and are returned with heads first.
+    """
     session = session or open_session(path, copies_caches=True)
     rng = np.random.default_rng(3)
     feeds = {
@@ -92,10 +95,20 @@ def run_graph(path: Path, session: Any = None) -> dict[str, FloatArray]:
     for value in inputs:
         if value.name not in feeds:
             kind = np.float16 if value.type == "tensor(float16)" else np.float32
-            shape = (2, value.shape[1], CAPACITY, value.shape[3])
-            feeds[value.name] = rng.normal(size=shape).astype(kind)
+            heads = num_heads or value.shape[1]
+            size = value.shape[-1] // (num_heads or 1)
+            noise = rng.normal(size=(2, heads, CAPACITY, size)).astype(kind)
+            is_by_token = len(value.shape) == 3
+            assert is_by_token == bool(num_heads)
+            by_token = noise.transpose(0, 2, 1, 3).reshape(2, CAPACITY, -1)
+            feeds[value.name] = by_token if is_by_token else noise
     names = [value.name for value in session.get_outputs()]
-    return dict(zip(names, session.run(None, feeds), strict=True))
+    found = dict(zip(names, session.run(None, feeds), strict=True))
+    if num_heads:
+        for name in set(found) - {"logits"}:
+            by_token = found[name].reshape(2, CAPACITY, num_heads, -1)
+            found[name] = by_token.transpose(0, 2, 1, 3)
+    return found
 
 
 @pytest.mark.parametrize("precision", TOLERANCES)
