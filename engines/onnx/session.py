@@ -301,7 +301,7 @@ def check_graph(
     ):
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
-    rows = [(entry.num_kv_heads, entry.head_size)]
+    rows: list[tuple[int, ...]] = [(entry.num_kv_heads, entry.head_size)]
     if may_be_by_token:
         rows.append((entry.num_kv_heads * entry.head_size,))
     for name in past:

@@ -42,7 +42,8 @@ def name_block_products(
 ) -> list[ir.Value]:
     """Make products with integer blocks ``MatMulNBits`` with scales of ``kind``, in place; return the new constants.
 
-    Without ``all_of_them`` only those whose integers something else reads too. Integers are computed anew whenever they are read, so that no two are in memory.
+    Without ``all_of_them`` only those whose integers something else reads too. Integers are computed anew whenever they
+    are read, so that no two are in memory.
     """
     made: list[ir.Value] = []
     for node in graph:

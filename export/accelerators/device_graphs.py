@@ -12,10 +12,13 @@ equal bits for spans of every length.
 ``device_encode.onnx`` is ``encode.onnx`` for the same provider, where the model has an encoder. It writes sources from
 column ``source_length - source_length`` on, a zero of each row that is computed on the device.
 
-With a 16-bit precision caches and products have that type; norms, rotations and the residual stay float32. Fused
-attention kernels take 16 bits alone. Matrices are read as ``export.weights.half_weights`` or ``blocks`` stores them;
-what of them needs another type, such as the scales of blocks, is stored in ``device.onnx.data``, and in
-``device_encode.onnx.data``.
+Caches of texts are by token (``token_major``) but for models with an encoder, and a sum and the norm behind it are one
+operator (``joined_norms``): launches, not bytes, are what a step of a small model takes on a GPU.
+
+With a 16-bit precision caches, products and the residual have that type, and what lies behind the last product is
+float32; of a model with an encoder norms, rotations and the residual are. Fused attention kernels take 16 bits alone.
+Matrices are read as ``export.weights.half_weights`` or ``blocks`` stores them; what of them needs another type, such as
+the scales of blocks, is stored in ``device.onnx.data``, and in ``device_encode.onnx.data``.
 
 Requires Attention that is causal over its cache, or reads a source by its length. Ensures the same function up to
 rounding; no weight is stored twice but blocks of integers where the precision is bfloat16

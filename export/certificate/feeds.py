@@ -55,7 +55,7 @@ class GraphFeeds:
         )
 
     def caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
-        """Return caches [B, H, S, D] float32, by token [B, S, H * D], by name, in the order of the graph's inputs and outputs.
+        """Return caches [B, H, S, D] or [B, S, H * D] float32 by name, in the order of the graph's inputs and outputs.
 
         They hold no zeros: a graph must not see what lies beyond a row's length.
         """

@@ -134,7 +134,7 @@ def keep_path_graph(model: ir.Graph, kind: ir.DataType) -> ir.Model:
     caches = {
         value.name: value.shape
         for value in model.inputs
-        if value.name and names.is_cache(value.name)
+        if value.name and value.shape is not None and names.is_cache(value.name)
     }
     tape = ir.tape.Tape()
     start = _input(names.START, ir.DataType.INT64, ["batch"])
