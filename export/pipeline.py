@@ -19,6 +19,7 @@ from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
 from outrider.engines.bundle.names import SAMPLER_FOLDER
+from outrider.engines.bundle.renewal import SERVER
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
@@ -38,7 +39,7 @@ from outrider.export.weights.w8a8 import INTEGER_KINDS
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
 _DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
-_PACKAGES = ("torch", "transformers", "optimum", "onnx", "onnxscript")
+_PACKAGES = (SERVER, "torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

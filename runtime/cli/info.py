@@ -103,6 +103,8 @@ def table(found: wire.GetServerInfoResponse) -> Iterator[str]:
         least = one.least_alpha if one.HasField("least_alpha") else None
         words = verdict_words(one.drafter, alpha, least)
         yield f"{'verdict':<22} {words}, {one.num_rows} at a time"
+    for gain in found.gained_by_export:
+        yield f"{'exporting again brings':<22} {gain}"
 
 
 def _listed(values: Any) -> str:

@@ -16,6 +16,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.renewal import gains_of_export
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
 from outrider.engines.devices import CPU
@@ -162,6 +163,7 @@ def _served_model(
         drafters=(*worker.drafter_names, AUTO),
         guessers=worker.guesser_names,
         max_beams=worker.max_beams,
+        gained_by_export=gains_of_export(manifest),
         **_of_sources(manifest, codec),
     )
 

@@ -183,6 +183,7 @@ def describe(serving: LoadedModel) -> wire.GetServerInfoResponse:
         ),
         text_to_text=_text_to_text(serving),
         constraints=model.constraints,
+        gained_by_export=model.gained_by_export,
         chat=_chat(serving),
         generation_defaults_json=_generation_defaults(serving),
         applies_generation_defaults=serving.defaults != NO_DEFAULTS,

@@ -428,7 +428,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetServerInfoResponse(_message.Message):
-    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json", "engine", "text_to_text", "chat", "generation_defaults_json", "applies_generation_defaults", "constraints")
+    __slots__ = ("server_version", "model", "vocab_size", "eos_token_ids", "limits", "speculation", "load", "certificate_json", "engine", "text_to_text", "chat", "generation_defaults_json", "applies_generation_defaults", "constraints", "gained_by_export")
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -443,6 +443,7 @@ class GetServerInfoResponse(_message.Message):
     GENERATION_DEFAULTS_JSON_FIELD_NUMBER: _ClassVar[int]
     APPLIES_GENERATION_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
+    GAINED_BY_EXPORT_FIELD_NUMBER: _ClassVar[int]
     server_version: str
     model: str
     vocab_size: int
@@ -457,7 +458,8 @@ class GetServerInfoResponse(_message.Message):
     generation_defaults_json: str
     applies_generation_defaults: bool
     constraints: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., text_to_text: _Optional[_Union[TextToTextInfo, _Mapping]] = ..., chat: _Optional[_Union[ChatInfo, _Mapping]] = ..., generation_defaults_json: _Optional[str] = ..., applies_generation_defaults: _Optional[bool] = ..., constraints: _Optional[_Iterable[str]] = ...) -> None: ...
+    gained_by_export: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., text_to_text: _Optional[_Union[TextToTextInfo, _Mapping]] = ..., chat: _Optional[_Union[ChatInfo, _Mapping]] = ..., generation_defaults_json: _Optional[str] = ..., applies_generation_defaults: _Optional[bool] = ..., constraints: _Optional[_Iterable[str]] = ..., gained_by_export: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChatInfo(_message.Message):
     __slots__ = ("templates", "control_token_roles")

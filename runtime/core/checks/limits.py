@@ -89,6 +89,7 @@ class ServedModel:
         constraints: names of the fields that ask for a constraint of the answer and are served.
         no_constraints: the rule that a request breaks which asks for another one.
         chat_templates: names of the templates for chats; empty where there are none.
+        gained_by_export: what exporting the model again would bring, in words.
     """
 
     name: str
@@ -108,3 +109,4 @@ class ServedModel:
     constraints: tuple[str, ...] = ()
     no_constraints: str = "is not supported by this server; leave it out"
     chat_templates: tuple[str, ...] = ()
+    gained_by_export: tuple[str, ...] = ()

@@ -64,3 +64,8 @@ def test_a_verdict_on_each_drafter_ends_the_table() -> None:
         ],
         ["verdict", "suffix pays from alpha 0.10 on, 8 at a time"],
     ]
+
+
+def test_what_exporting_again_would_bring_ends_the_table() -> None:
+    found = wire.GetServerInfoResponse(gained_by_export=["half of the launches on CUDA"])
+    assert [*table(found)][-1] == "exporting again brings half of the launches on CUDA"

@@ -1,0 +1,38 @@
+"""What exporting a model again would bring to a bundle that an older release made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from outrider.engines.bundle.manifest import Manifest
+from outrider.engines.bundle.names import DEVICE_FILE
+
+SERVER = "outrider-server"
+"""The distribution whose version a manifest names from 0.3.0 on, among its ``versions``."""
+
+
+def _has_blocks(manifest: Manifest) -> bool:
+    models = (manifest.target, manifest.draft)
+    return any(one is not None and one.weights in ("int8", "int4") for one in models)
+
+
+def _has_device_graphs(manifest: Manifest) -> bool:
+    return f"{manifest.target.path}/{DEVICE_FILE}" in manifest.files and manifest.text2text is None
+
+
+# By the release that brought it: the bundles that gain, and what.
+_GAINS: tuple[tuple[tuple[int, ...], Callable[[Manifest], bool], str], ...] = (
+    (
+        (0, 3),
+        _has_blocks,
+        "a smaller bundle, nearer to its model: blocks are rounded by what a layer answers",
+    ),
+    ((0, 3), _has_device_graphs, "half of the launches on CUDA"),
+)
+
+
+def gains_of_export(manifest: Manifest) -> tuple[str, ...]:
+    """Return what the bundle lacks that this release's export gives, in words; empty where that is nothing."""
+    named = manifest.versions.get(SERVER, "0")
+    made_by = tuple(int(part) for part in named.split(".") if part.isdecimal())
+    return tuple(gain for since, gains, gain in _GAINS if made_by < since and gains(manifest))

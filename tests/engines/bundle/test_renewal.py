@@ -1,0 +1,38 @@
+"""What a bundle of an older release would gain by being exported again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from outrider.engines.bundle.manifest import Manifest
+from outrider.engines.bundle.renewal import SERVER, gains_of_export
+
+from tests.engines.bundle.test_manifest import ENTRY, make_manifest
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Manifest:
+    return make_manifest(tmp_path)
+
+
+def test_a_bundle_in_float32_without_graphs_of_accelerators_gains_nothing(old: Manifest) -> None:
+    assert gains_of_export(old) == ()
+
+
+@pytest.mark.parametrize(("version", "count"), [(None, 2), ("0.2.9", 2), ("0.3.0", 0), ("1.0", 0)])
+def test_what_the_export_of_an_older_release_lacks_is_said(
+    old: Manifest, version: str | None, count: int
+) -> None:
+    versions = {} if version is None else {SERVER: version}
+    file = "target/device.onnx"
+    made = replace(
+        old,
+        draft=replace(ENTRY, path="draft", weights="int4"),
+        files={file: object()},  # type: ignore[dict-item]
+        versions=versions,
+    )
+    gains = gains_of_export(made)
+    assert len(gains) == count and all(gain.isprintable() for gain in gains)
+    assert len(gains_of_export(replace(made, files={}))) == min(count, 1)
