@@ -102,7 +102,12 @@ class Server:
         )
         services = (InferenceService(readiness), *services)
         gate = GrpcGate(
-            Gate(self._security.authenticator, self._note_refusal, self._security.places.let_in),
+            Gate(
+                self._security.authenticator,
+                self._note_refusal,
+                self._security.places.let_in,
+                self._security.places.left,
+            ),
             {**SCOPES_OF_GRPC, **scopes_of(services)},
             has_open_health=self._security.options.has_open_health,
         )

@@ -49,21 +49,25 @@ class HttpGate:
         """Answer a request, or have the application answer it."""
         if scope["type"] != "http":
             return
+        is_let_in = False
         try:
-            self._admit(scope)
+            is_let_in = self._admit(scope)
+            self._check_route(scope)
         except errors.ServingError as error:
             await answer_error(error, send)
-            return
-        await self._app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+        finally:
+            if is_let_in:
+                self._gate.left(peer_of(scope))
 
-    def _admit(self, scope: Scope) -> None:
-        """Note who calls.
+    def _admit(self, scope: Scope) -> bool:
+        """Note who calls; return whether the route is one that not everybody may call.
 
         Raises:
-            ServingError: he is not let in, or there is no such route.
+            ServingError: he is not let in.
         """
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        route = self._routes.get((method, scope["path"]))
+        route = self._route(scope)
         call = IncomingCall(
             # Callers choose the names of routes that do not exist.
             name="unknown" if route is None else f"{route.method} {route.path}",
@@ -76,8 +80,20 @@ class HttpGate:
             is_open=self._has_open_health and route is not None and route.is_probe,
         )
         scope["state"]["identity"] = self._gate.admit(call, lambda: self._check_names(scope))
-        if route is None:
+        return not call.is_open
+
+    def _check_route(self, scope: Scope) -> None:
+        """Refuse a path or a method that no route has, once it is known who calls.
+
+        Raises:
+            ServingError: there is no such route.
+        """
+        if self._route(scope) is None:
             raise WrongMethod if scope["path"] in self._paths else NoSuchRoute
+
+    def _route(self, scope: Scope) -> HttpRoute | None:
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        return self._routes.get((method, scope["path"]))
 
     def _check_names(self, scope: Scope) -> None:
         hosts = values_of(scope, "host")

@@ -120,7 +120,7 @@ class HttpListener:
             split_address(options.key, address)
         security.check(options.key, address)
         gate = HttpGate(
-            Gate(security.authenticator, refused, security.places.let_in),
+            Gate(security.authenticator, refused, security.places.let_in, security.places.left),
             routes,
             has_open_health=security.options.has_open_health,
             # What no browser reaches has no names to mistake.

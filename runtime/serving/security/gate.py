@@ -61,6 +61,7 @@ class Gate:
         authenticator: to ask.
         refused: called for each call that is refused.
         let_in: called with the peer of each call that is let in, open ones left out.
+        left: called with the peer when such a call has ended.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class Gate:
         authenticator: Authenticator,
         refused: Refused,
         let_in: Callable[[str], None] = lambda peer: None,
+        left: Callable[[str], None] = lambda peer: None,
     ) -> None:
         self.authenticator = authenticator
         self._refused = refused
         self._let_in = let_in
+        self.left = left
 
     def admit(self, call: IncomingCall, check: Callable[[], None] | None = None) -> Identity:
         """Return who calls; nobody in particular where the call is open.

@@ -90,23 +90,30 @@ class GrpcGate(grpc.aio.ServerInterceptor):
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
                 await self._let_in(method, context)
-                request = request if parse is None else await _parsed(parse, request, context)
-                async with aclosing(behaviour(request, context)) as answers:
-                    async for answer in answers:
-                        yield answer
+                try:
+                    request = request if parse is None else await _parsed(parse, request, context)
+                    async with aclosing(behaviour(request, context)) as answers:
+                        async for answer in answers:
+                            yield answer
+                finally:
+                    self._gate.left(context.peer())
 
             return handler._replace(**{kind: stream})
 
         async def call(request: Any, context: Context) -> Any:
             await self._let_in(method, context)
-            request = request if parse is None else await _parsed(parse, request, context)
-            return await behaviour(request, context)
+            try:
+                request = request if parse is None else await _parsed(parse, request, context)
+                return await behaviour(request, context)
+            finally:
+                self._gate.left(context.peer())
 
         return handler._replace(**{kind: call})
 
     def _unknown(self, method: str) -> Callable[..., Awaitable[None]]:
         async def call(requests: object, context: Context) -> None:
             await self._let_in(method, context, is_known=False)
+            self._gate.left(context.peer())
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
 
         return call

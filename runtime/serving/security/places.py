@@ -33,7 +33,7 @@ class Held:
         peer: the client's address, as gRPC spells it.
         host: without the port.
         is_known: whether a call of it was let in.
-        used_s: when that was last, or when the connection was first seen.
+        used_s: when a call of it was last in progress; of strangers, when the connection was first seen.
     """
 
     peer: str
@@ -80,6 +80,8 @@ class Places:
         self._can_look = os.path.isdir(_FILES)
         # When the gate last let a call in, by peer; of connections that have gone until the next look.
         self._let_in: dict[str, float] = {}
+        # Calls that go on, by peer.
+        self._num_calls: Counter[str] = Counter()
         self._seen: dict[str, float] = {}
         # Inode, port and peer by file; a file that is no connection of a listener has no port.
         self._files: dict[int, tuple[int, int, str]] = {}
@@ -87,6 +89,15 @@ class Places:
     def let_in(self, peer: str) -> None:
         """Note that the gate has let a call of this peer in."""
         self._let_in[peer] = self._clock()
+        self._num_calls[peer] += 1
+
+    def left(self, peer: str) -> None:
+        """Note that such a call has ended."""
+        self._num_calls[peer] -= 1
+        if not self._num_calls[peer]:
+            del self._num_calls[peer]
+        if peer in self._let_in:  # else the connection has gone before the call
+            self._let_in[peer] = self._clock()
 
     async def watch(self, most: Mapping[int, int], closed: Callable[[int], None]) -> None:
         """Look until cancelled.
@@ -105,7 +116,7 @@ class Places:
     def look(self, most: Mapping[int, int]) -> int:
         """Close the connections that must go, and return how many these are."""
         # Before the files: whose call was let in meanwhile has a connection that is not among them yet.
-        noted, seen = dict(self._let_in), self._seen
+        noted, seen, busy = dict(self._let_in), self._seen, set(self._num_calls)
         now_s, files = self._clock(), self._connections(most)
         peers = {peer: number for number, (_, _, peer) in files.items()}
         self._seen = {peer: seen.get(peer, now_s) for peer in peers}
@@ -118,7 +129,7 @@ class Places:
                     peer=peer,
                     host=peer.rpartition(":")[0],
                     is_known=peer in noted,
-                    used_s=noted.get(peer, self._seen[peer]),
+                    used_s=now_s if peer in busy else noted.get(peer, self._seen[peer]),
                 )
                 for _, its_port, peer in files.values()
                 if its_port == port

@@ -154,6 +154,49 @@ def test_only_connections_of_the_ports_are_closed() -> None:
         assert not looked._let_in
 
 
+def check_a_long_call() -> None:
+    """Who streams a long answer is not idle: of two callers the other one leaves, though he called later."""
+    clock = Clock()
+    looked = Places(clock)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        ends = []
+        for _ in range(2):
+            client = socket.create_connection(listening.getsockname())
+            ends.append((client, listening.accept()[0]))
+        peers = ["ipv4:{}:{}".format(*client.getsockname()) for client, _ in ends]
+        for peer in peers:
+            clock.now += 1.0
+            looked.let_in(peer)
+        looked.left(peers[1])
+        clock.now += 1.0
+        closed = looked.look({port: 1})
+        gone, _, _ = select.select([client for client, _ in ends], [], [], 10.0)
+        for end in (one for pair in ends for one in pair):
+            end.close()
+        assert closed == 1 and gone == [ends[1][0]]
+        looked.look({port: 1})
+        looked.left(peers[0])
+        assert not looked._let_in and not looked._num_calls
+
+
+def test_a_caller_whose_answer_goes_on_is_not_idle() -> None:
+    check_a_long_call()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("now_s if peer in busy else ", ""),
+        ("self._num_calls[peer] -= 1", "pass"),
+        ("if peer in self._let_in:", "if True:"),
+    ],
+    ids=["a call's begin", "never ended", "a peer that has gone"],
+)
+def test_mistakes_about_calls_that_go_on_are_caught(monkeypatch, old, new) -> None:
+    assert_caught(monkeypatch, places, old, new, check_a_long_call)
+
+
 def test_who_is_let_in_during_a_look_is_known_at_the_next(monkeypatch) -> None:
     looked = Places(Clock())
     connections = Places._connections
