@@ -19,6 +19,7 @@ import jinja2.ext
 import jinja2.nodes
 from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from outrider.engines.base import BundleError
@@ -162,7 +163,10 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(*args: Any, **kwargs: Any) -> Any:
         """Call what a template calls."""
         _STEPS.get().take()
-        return ImmutableSandboxedEnvironment.call(*args, **kwargs)
+        environment, context, called, *given = args
+        if isinstance(called, LoopContext) and given:  # of a recursive loop, which runs over them
+            given[0] = _turns(given[0])
+        return ImmutableSandboxedEnvironment.call(environment, context, called, *given, **kwargs)
 
 
 class _Refusal(jinja2.TemplateError):
