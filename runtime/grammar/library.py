@@ -89,6 +89,11 @@ _MOST_LEXER_STATES = 20_000
 _MOST_SYMBOLS = 100_000
 
 
+# Between two parts of JSON: one space, or a new line with its indent. Without a bound a weak model writes spaces until
+# its answer is full.
+_SPACES = {"whitespace_pattern": r" |\n( {0,64}|\t{0,32})"}
+
+
 class GrammarError(ValueError):
     """A grammar cannot be used; the text says why, short enough for a caller."""
 
@@ -145,7 +150,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
         tokenizer: of the model.
         kind: value of a ``GrammarKind``.
         text: the schema, expression or grammar.
-        allows_whitespace: of a schema.
+        allows_whitespace: of a schema: a space or a new line with its indent wherever JSON allows white space.
 
     Raises:
         GrammarError: the grammar cannot be used.
@@ -154,7 +159,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
 
     try:
         if kind == "json_schema":
-            overrides: Any = None if allows_whitespace else {"whitespace_flexible": False}
+            overrides: Any = _SPACES if allows_whitespace else {"whitespace_flexible": False}
             grammar = LLMatcher.grammar_from_json_schema(text, overrides=overrides)
         elif kind == "regex":
             grammar = LLMatcher.grammar_from_regex(text)
