@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from outrider.runtime.core.errors import ModelNotFound
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of
@@ -34,6 +35,12 @@ def api_routes(
     async def models(scope: Scope, receive: Receive, send: Send) -> None:
         await answer_json(_models(readiness, int(started_s)), send)
 
+    async def model(scope: Scope, receive: Receive, send: Send) -> None:
+        found = _models(readiness, int(started_s))["data"][0]
+        if scope["path_params"]["name"] != found["id"]:
+            raise ModelNotFound
+        await answer_json(found, send)
+
     async def info(scope: Scope, receive: Receive, send: Send) -> None:
         await answer_json(tokenizer_info(readiness), send)
 
@@ -46,6 +53,7 @@ def api_routes(
     return [
         *operations_routes(readiness, readiness.accounting.metrics.registry),
         HttpRoute(path="/v1/models", scope="info", app=models),
+        HttpRoute(path="/v1/models/{name:path}", scope="info", app=model),
         HttpRoute(path="/tokenizer_info", scope="info", app=info),
         *(
             HttpRoute(method="POST", path=path, scope="generate", app=app)

@@ -7,7 +7,7 @@ Clients of OpenAI retry 408, 409, 429 and what is 500 or more; ``x-should-retry`
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from outrider.runtime.core import errors
 from outrider.runtime.serving.status import retry_after_s
@@ -18,10 +18,13 @@ INTERNAL = "internal_error"
 
 
 class NoSuchRoute(errors.ServingError):
-    """Nothing is at the path."""
+    """Nothing is at the path; says where there is something."""
 
     reason: str = "NOT_FOUND"
-    message: str = "there is nothing at this path"
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        served = ", ".join(dict.fromkeys(path.partition("{")[0] for path in paths))
+        super().__init__(f"there is nothing at this path; served are {served}")
 
 
 class WrongMethod(errors.ServingError):

@@ -40,8 +40,7 @@ class HttpGate:
     ) -> None:
         self._gate = gate
         self._app = router(routes)
-        self._routes = {(one.method, one.path): one for one in routes}
-        self._paths = {one.path for one in routes}
+        self._routes = tuple(routes)
         self._has_open_health = has_open_health
         self._is_loopback_only = is_loopback_only and not gate.authenticator.asks
 
@@ -89,11 +88,13 @@ class HttpGate:
             ServingError: there is no such route.
         """
         if self._route(scope) is None:
-            raise WrongMethod if scope["path"] in self._paths else NoSuchRoute
+            is_known = any(one.takes(scope["path"]) for one in self._routes)
+            raise WrongMethod if is_known else NoSuchRoute(one.path for one in self._routes)
 
     def _route(self, scope: Scope) -> HttpRoute | None:
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        return self._routes.get((method, scope["path"]))
+        mine = (one for one in self._routes if one.method == method and one.takes(scope["path"]))
+        return next(mine, None)
 
     def _check_names(self, scope: Scope) -> None:
         hosts = values_of(scope, "host")

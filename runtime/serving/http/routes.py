@@ -21,7 +21,7 @@ class HttpRoute:
 
     Attributes:
         method: GET or POST; HEAD is as GET.
-        path: of the target.
+        path: of the target; what it ends with may be a name, "/v1/models/{name:path}".
         scope: that a caller needs.
         app: answers, behind the gate.
         is_probe: whether it is answered to anybody, where probes are: load balancers, and browsers that open a page,
@@ -33,6 +33,16 @@ class HttpRoute:
     app: Application
     method: str = "GET"
     is_probe: bool = False
+
+    @property
+    def prefix(self) -> str:
+        """What the path begins with where it ends with a name; else empty."""
+        begin, is_named, _ = self.path.partition("{")
+        return begin if is_named else ""
+
+    def takes(self, path: str) -> bool:
+        """Return whether a path is the route's."""
+        return path == self.path if not self.prefix else path.startswith(self.prefix)
 
 
 def router(routes: Sequence[HttpRoute]) -> Router:

@@ -50,8 +50,16 @@ async def test_the_model_is_listed(start_http):
         found = (await http.ask("/v1/models")).json()
         health = await http.ask("/health")
         head = await http.ask("/v1/models", method="HEAD")
+        named = await http.ask("/v1/models/letters")
+        others = [await http.ask(path) for path in ("/v1/models/gpt", "/v1/models/letters/x")]
+        wrong = await http.ask("/v1/models/letters", method="DELETE")
+        nowhere = await http.ask("/v1/responses")
     (model,) = found["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("letters", "model", 4200)
+    assert (named.status, named.json(), wrong.status) == (200, model, 405)
+    assert [(one.status, one.error["code"]) for one in others] == 2 * [(404, "model_not_found")]
+    served = nowhere.error["message"].partition("served are ")[2].split(", ")
+    assert nowhere.status == 404 and {"/v1/chat/completions", "/v1/models/"} <= {*served}
     assert (health.status, health.body, head.status, head.body) == (200, b"", 200, b"")
 
 
