@@ -15,6 +15,7 @@ from outrider.runtime.serving.http.openai.messages import chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests import json_types
+from outrider.runtime.serving.requests.fields import MAX_SEED, SMALLEST_DIVISOR
 from outrider.runtime.serving.requests.json_fields import JsonFields
 from outrider.v1 import inference_pb2 as wire
 
@@ -140,7 +141,7 @@ def _asked(
     request = wire.GenerateRequest()
     fields = JsonFields(request, serving.rules, _NAMES)
     for name, value in values.items():
-        fields.set(name, value)  # unknown names are ignored
+        fields.set(name, _taken(name, value))  # unknown names are ignored
     fields.set_field("logprobs", _num_logprobs(values, is_chat=is_chat))
     if is_chat:
         most = json_types.read(values, {"max_completion_tokens": json_types.count})
@@ -150,6 +151,15 @@ def _asked(
     if request.HasField("logprobs") and request.echo:
         request.prompt_logprobs = request.logprobs
     return request
+
+
+def _taken(name: str, value: Any) -> Any:
+    """Return a value as other servers take it: seeds are signed there, and temperatures have a floor but 0."""
+    if name == "seed" and type(value) is int and -(MAX_SEED + 1) // 2 <= value < 0:
+        return value + MAX_SEED + 1
+    if name == "temperature" and type(value) is float and 0 < value < SMALLEST_DIVISOR:
+        return SMALLEST_DIVISOR
+    return value
 
 
 def _most_tokens(serving: LoadedModel, is_chat: bool) -> int | None:

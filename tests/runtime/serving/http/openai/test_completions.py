@@ -236,6 +236,22 @@ async def test_the_best_completions_of_a_search_are_choices(start_http):
     ]
 
 
+async def test_seeds_are_signed_and_small_temperatures_have_a_floor_as_elsewhere(start_http):
+    async with start_http() as http:
+
+        async def text(**fields: object) -> str:
+            answer = await http.complete(prompt="a", max_tokens=24, **fields)
+            return answer.json()["choices"][0]["text"]
+
+        hot = [await text(seed=seed, temperature=2) for seed in (-3, 2**64 - 3, 3)]
+        assert hot[0] == hot[1] != hot[2]
+        assert await text(seed=1, temperature=0.0002) == await text(seed=1, temperature=0.01)
+        low = await http.complete(prompt="a", seed=-(2**63) - 1)
+        bad = await http.complete(prompt="a", temperature=-0.001)
+    assert (low.status, low.error["param"]) == (400, "seed")
+    assert (bad.status, bad.error["param"]) == (400, "temperature")
+
+
 async def test_a_bias_and_own_fields_reach_the_sampler(start_http):
     async with start_http() as http:
         fields = {"prompt": "a", "max_tokens": 2, "temperature": 0}
