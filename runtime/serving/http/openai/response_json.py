@@ -23,20 +23,25 @@ REASONS = {
 _LEAST = -9999.0
 """JSON has no infinity; vLLM's value for what cannot occur."""
 
+# Of UTF-8: the bits that say which bytes follow the first of a character.
+_KIND, _FOLLOWING = 0b1100_0000, 0b1000_0000
+
 Tokens = Sequence[EmittedToken | PromptToken]
 
 
 def completion_logprobs(tokens: Tokens, token_text: TokenText, offset: int) -> tuple[Any, int]:
-    """Return the log-probabilities of a completion's tokens, and where the next token's text begins.
+    """Return the log-probabilities of a completion's tokens, and how many characters have begun.
 
-    The token itself is among the likeliest, with the same number, so that it can be seen whether it is the first of
-    them. Of several with one text, the likeliest counts.
+    Several tokens of one character all begin where it does. The token itself is among the likeliest, with the same
+    number, so that it can be seen whether it is the first of them. Of several with one text, the likeliest counts.
     """
     texts = [token_text.text(one.token) for one in tokens]
     offsets = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+    for one in tokens:
+        parts = token_text.bytes_of(one.token)
+        begins = [byte & _KIND != _FOLLOWING for byte in parts]
+        offsets.append(offset if not parts or begins[0] else max(0, offset - 1))
+        offset += sum(begins)
     found = {
         "tokens": texts,
         "token_logprobs": [_own(one.logprobs) for one in tokens],

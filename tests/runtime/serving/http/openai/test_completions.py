@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from outrider.engines.base import FloatArray
+from outrider.runtime.core.events import EmittedToken, Provenance
+from outrider.runtime.serving.http.openai.response_json import completion_logprobs
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -271,3 +273,28 @@ def test_tokens_that_are_no_whole_character_have_their_bytes(tmp_path):
     tokens = codec.encode(text)
     assert bytes(byte for token in tokens for byte in token_text.bytes_of(token)) == text.encode()
     assert any("\ufffd" in token_text.text(token) for token in tokens)
+
+
+def test_tokens_of_one_character_begin_where_it_does(tmp_path):
+    write_tokenizer(tmp_path)
+    codec = TokenizersCodec(tmp_path / "tokenizer.json")
+    text = "aŻb\u20acc\U0001f600d"
+    tokens = [
+        EmittedToken(token=token, provenance=Provenance.BONUS) for token in codec.encode(text)
+    ]
+    token_text = TokenText(codec)
+    whole, end = completion_logprobs(tokens, token_text, 0)
+    # By the bytes of what lies before: what does not decode is the last character's, which has begun.
+    before, expected = b"", []
+    for one in tokens:
+        own = bytes(token_text.bytes_of(one.token))
+        expected.append(len(before.decode(errors="ignore")))
+        before += own
+    assert whole["text_offset"] == expected and end == len(text)
+    assert len({*expected}) < len(expected)
+    # In pieces, as a stream has them.
+    found, at = [], 0
+    for one in tokens:
+        piece, at = completion_logprobs([one], token_text, at)
+        found += piece["text_offset"]
+    assert found == expected and at == end
