@@ -94,7 +94,10 @@ class Completions:
             token_text=self._token_text,
         )
         make = StreamSink if asked.streams else WholeSink
-        return make(asked, header, send, {b"x-request-id": name.encode()})
+        headers = {b"x-request-id": name.encode()}
+        if asked.ignored:
+            headers[b"outrider-ignored"] = ", ".join(asked.ignored).encode()
+        return make(asked, header, send, headers)
 
     async def _answer(
         self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink, request: Request

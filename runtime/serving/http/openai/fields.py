@@ -6,12 +6,13 @@ names are ignored; known ones that would change the answer and are not served ar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.serving.http.openai.messages import chat_of
+from outrider.runtime.serving.http.openai.messages import CHAT_FIELDS, chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests import json_types
@@ -36,6 +37,10 @@ _ANSWER: Mapping[str, json_types.Kind] = {
     "request_id": json_types.text,
     "stream_options": json_types.mapping,
 }
+# What is read beside the fields of the wire.
+_READ_APART = frozenset({*_ANSWER, "logprobs", "response_format"})
+_MOST_TOLD, _MOST_NAME = 16, 64
+_NOT_SHOWN = re.compile(r"[^\w.-]", re.ASCII)
 NOT_SERVED_BY_NAME: Mapping[str, str] = {
     "suffix": "is not supported by this server; leave it out",
     "prompt_logprobs": "use logprobs with echo",
@@ -81,6 +86,7 @@ class CompletionRequest:
         has_token_ids: whether choices have their token ids.
         has_provenance: whether it is told where each token came from.
         has_trace: whether each pass of the target is told.
+        ignored: names of fields that change nothing here; the answer's header ``outrider-ignored`` has them.
     """
 
     requests: tuple[wire.GenerateRequest, ...]
@@ -94,6 +100,7 @@ class CompletionRequest:
     has_token_ids: bool = False
     has_provenance: bool = False
     has_trace: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def completion_request(
@@ -110,7 +117,7 @@ def completion_request(
             raise UnsupportedOption(name, rule)
     answer = json_types.read(values, _ANSWER)
     stream = json_types.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
-    request = _asked(values, serving, is_chat=is_chat)
+    request, ignored = _asked(values, serving, is_chat=is_chat)
     request_id = answer.get("request_id", "")
     if is_chat:
         request.chat.CopyFrom(chat_of(values, serving.limits.max_messages))
@@ -131,17 +138,23 @@ def completion_request(
         has_token_ids=answer.get("return_token_ids", False),
         has_provenance=request.return_provenance,
         has_trace=request.return_trace,
+        ignored=ignored,
     )
 
 
 def _asked(
     values: Mapping[str, Any], serving: LoadedModel, *, is_chat: bool
-) -> wire.GenerateRequest:
-    """Return what a request asks for beside its prompts."""
+) -> tuple[wire.GenerateRequest, tuple[str, ...]]:
+    """Return what a request asks for beside its prompts, and the names of what changes nothing.
+
+    Fields that nobody here knows are not refused: clients send what other servers take.
+    """
     request = wire.GenerateRequest()
     fields = JsonFields(request, serving.rules, _NAMES)
-    for name, value in values.items():
-        fields.set(name, _taken(name, value))  # unknown names are ignored
+    # All are set, whether or not they are told.
+    unknown = [name for name, value in values.items() if not fields.set(name, _taken(name, value))]
+    read = _READ_APART | (CHAT_FIELDS if is_chat else {"prompt"})
+    ignored = tuple(_shown(name) for name in unknown if name not in read)
     fields.set_field("logprobs", _num_logprobs(values, is_chat=is_chat))
     if is_chat:
         most = json_types.read(values, {"max_completion_tokens": json_types.count})
@@ -150,7 +163,12 @@ def _asked(
         request.json_schema = schema
     if request.HasField("logprobs") and request.echo:
         request.prompt_logprobs = request.logprobs
-    return request
+    return request, ignored[:_MOST_TOLD]
+
+
+def _shown(name: str) -> str:
+    """Return a caller's name as a header may have it."""
+    return _NOT_SHOWN.sub("?", name[:_MOST_NAME])
 
 
 def _taken(name: str, value: Any) -> Any:

@@ -16,6 +16,10 @@ _FIELDS: Mapping[str, json_types.Kind] = {
     "chat_template": json_types.text,
     "chat_template_kwargs": json_types.mapping,
 }
+# With those that ``fields`` reads of chats alone.
+CHAT_FIELDS = frozenset(
+    {*_FIELDS, "messages", "documents", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"}
+)  # fmt: skip
 _CHOICES = ("none", "auto")
 
 

@@ -254,6 +254,21 @@ async def test_seeds_are_signed_and_small_temperatures_have_a_floor_as_elsewhere
     assert (bad.status, bad.error["param"]) == (400, "temperature")
 
 
+async def test_what_changes_nothing_is_told_in_a_header(start_http):
+    used = {"prompt": "a", "max_tokens": 1, "n": 1, "logprobs": None, "stream_options": None}
+    unknown = {"temprature": 1, "user": "me", "messages": [], "a b\r\nx: y": 1, "é" * 99: None}
+    async with start_http() as http:
+        plain = await http.complete(**used, seed=1)
+        told = await http.complete(**used, **unknown)
+        streamed = await http.complete(**used, stream=True, user="me")
+        many = await http.complete(**used, **{f"field{n}": n for n in range(99)})
+    assert plain.status == told.status == 200 and "outrider-ignored" not in plain.headers
+    names = "temprature, user, messages, a?b??x:?y".replace(":", "?")
+    assert told.headers["outrider-ignored"] == f"{names}, {'?' * 64}"
+    assert streamed.headers["outrider-ignored"] == "user"
+    assert len(many.headers["outrider-ignored"].split(", ")) == 16
+
+
 async def test_a_bias_and_own_fields_reach_the_sampler(start_http):
     async with start_http() as http:
         fields = {"prompt": "a", "max_tokens": 2, "temperature": 0}
