@@ -26,7 +26,12 @@ SCHEMA = {
     "required": [*PROPERTIES],
     "additionalProperties": False,
 }
-PEOPLE = ["Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth", "John McCarthy", "Ken Thompson", "Dennis Ritchie", "Margaret Hamilton", "Linus Torvalds", "Guido van Rossum", "Radia Perlman", "Tim Berners-Lee", "Leslie Lamport", "Tony Hoare", "Niklaus Wirth", "Frances Allen", "Claude Shannon", "Katherine Johnson"]
+PEOPLE = [
+    "Ada Lovelace", "Alan Turing", "Grace Hopper", "Edsger Dijkstra", "Barbara Liskov", "Donald Knuth",
+    "John McCarthy", "Ken Thompson", "Dennis Ritchie", "Margaret Hamilton", "Linus Torvalds", "Guido van Rossum",
+    "Radia Perlman", "Tim Berners-Lee", "Leslie Lamport", "Tony Hoare", "Niklaus Wirth", "Frances Allen",
+    "Claude Shannon", "Katherine Johnson",
+]  # fmt: skip
 
 
 def is_valid(text: str) -> bool:
