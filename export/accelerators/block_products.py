@@ -1,9 +1,8 @@
-"""Products with integer blocks as ONNX Runtime's own operator, for accelerators, where it does not make it itself.
+"""Products with integer blocks as ONNX Runtime's own operator, for accelerators that compute in bfloat16.
 
 ``DequantizeLinear`` and ``MatMul`` in float32 or float16 become this operator when ONNX Runtime loads the graph; in
-bfloat16 they do not, nor where the integers have another reader, a lookup of tokens; and its CUDA provider has no
-blocked ``DequantizeLinear`` of bfloat16 or 8 bits (1.31.1). So the graph of accelerators names the operator itself. Its
-layout is another than the standard one:
+bfloat16 they do not, and its CUDA provider has no blocked ``DequantizeLinear`` of bfloat16 (1.31.1). So the graph of
+accelerators names the operator itself. Its layout is another than the standard one:
 
     DequantizeLinear   integers [K, N] signed               scales [K / block, N]
     MatMulNBits        integers [N, K / block, block] + 2^(bits - 1), low bits first    scales [N, K / block]
@@ -19,6 +18,7 @@ Source: ONNX Runtime, contrib operator com.microsoft.MatMulNBits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -37,20 +37,32 @@ _BITS = {
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
 
 
-def name_block_products(
-    graph: ir.Graph, kind: ir.DataType, *, all_of_them: bool = True
-) -> list[ir.Value]:
+def part_block_products(graph: ir.Graph) -> None:
+    """Give a product of blocks that something else reads too, a lookup of tokens, constants of its own, in place.
+
+    They are the same bytes of the same file under another name. Of blocks with two readers ONNX Runtime does not make
+    the operator, and its CUDA provider has no ``DequantizeLinear`` of 8 bits to compute them with (1.31.1).
+    """
+    for node in graph:
+        if node.op_type != "DequantizeLinear":
+            continue
+        for place, value in enumerate(node.inputs):
+            tensor = None if value is None or len(value.uses()) < 2 else value.const_value
+            if isinstance(tensor, ir.ExternalTensor):
+                copied = copy(tensor)
+                copied.name = f"{tensor.name}.product"
+                node.replace_input_with(place, put_tensor(graph, copied))
+
+
+def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:
     """Make products with integer blocks ``MatMulNBits`` with scales of ``kind``, in place; return the new constants.
 
-    Without ``all_of_them`` only those whose integers something else reads too. Integers are computed anew whenever they
-    are read, so that no two are in memory.
+    Integers are computed anew whenever they are read, so that no two are in memory.
     """
     made: list[ir.Value] = []
     for node in graph:
         blocks = source(node.inputs[1], "DequantizeLinear") if node.op_type == "MatMul" else None
         if blocks is None or blocks.attributes.get_int("block_size", 0) == 0:
-            continue
-        if not (all_of_them or _is_shared(blocks.inputs[0])):
             continue
         integers, *zero_points = (
             _tensor(value) for value in (blocks.inputs[0], *blocks.inputs[2:])
@@ -84,10 +96,6 @@ def name_block_products(
     if made:
         graph.opset_imports[DOMAIN] = 1
     return made
-
-
-def _is_shared(integers: ir.Value | None) -> bool:
-    return integers is not None and len(integers.uses()) > 1
 
 
 def _tensor(value: ir.Value | None) -> ir.TensorProtocol:
