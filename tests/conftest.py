@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,6 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="also what takes minutes or environments of its own"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give ONNX Runtime's pool, which reads no variable, the one thread that ``OMP_NUM_THREADS`` allows the others."""
+    if os.environ.get("OMP_NUM_THREADS") == "1":
+        set_sizes = onnxruntime.set_global_thread_pool_sizes
+        onnxruntime.set_global_thread_pool_sizes = lambda asked, between: set_sizes(1, between)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

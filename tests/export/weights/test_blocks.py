@@ -1,12 +1,14 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from outrider.engines.base import BundleError
+from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.pipeline import ExportOptions, export_bundle
@@ -52,19 +54,33 @@ def test_unknown_weights_are_refused_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", BITS)
-@pytest.mark.parametrize(
-    ("is_tied", "dtype"), [(True, torch.float32), (True, torch.float16), (False, torch.float32)]
+class Stored(NamedTuple):
+    """A graph in 16 or 32 bits, and the embedding that it was made of."""
+
+    path: Path
+    is_tied: bool
+    embedding: FloatArray
+
+
+@pytest.fixture(
+    scope="module", params=[(True, torch.float32), (True, torch.float16), (False, torch.float32)]
 )
-def test_an_embedding_is_looked_up_in_blocks_which_a_tied_head_shares(
-    tmp_path: Path, kind: str, is_tied: bool, dtype: torch.dtype
-) -> None:
+def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    is_tied, dtype = request.param
     model = random_model("qwen2", 64, vocab_size=90, tie_word_embeddings=is_tied)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    path = tmp_path / "target" / "model.onnx"
+    path = tmp_path_factory.mktemp("embedding") / "model.onnx"
     export_model(model, path, keeps_halves=True)
-    own = model.get_input_embeddings().weight.detach().float().numpy()
+    return Stored(path, is_tied, model.get_input_embeddings().weight.detach().float().numpy())
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_an_embedding_is_looked_up_in_blocks_which_a_tied_head_shares(
+    stored: Stored, tmp_path: Path, kind: str
+) -> None:
+    folder, is_tied, own = tmp_path / "target", stored.is_tied, stored.embedding
+    path = Path(shutil.copytree(stored.path.parent, folder)) / stored.path.name
     quantize_file(path, kind)
     loaded = ir.load(path)
     ir.external_data.load_to_model(loaded)

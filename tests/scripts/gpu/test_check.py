@@ -48,6 +48,7 @@ SMALL = {
 }
 
 
+@pytest.mark.long
 def test_the_check_runs_on_the_host_and_writes_its_report(
     tiny_bundle: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -265,6 +265,7 @@ def test_where_the_sampler_cannot_run_every_reason_is_given(built: Path) -> None
     assert "; this onnxruntime has no CUDAExecutionProvider" in reason
 
 
+@pytest.mark.long
 def test_the_demo_pair_becomes_plans(tmp_path: Path) -> None:
     root, exported = tmp_path / "demo", ROOT / "bundles" / "demo-float32"
     if exported.is_dir():  # what scripts/demo made of the same checkpoints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,14 @@ def mixtral() -> PreTrainedModel:
     return random_experts("mixtral")
 
 
+@pytest.fixture(scope="module")
+def exported(mixtral: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its graph, which tests copy before they change it."""
+    path = tmp_path_factory.mktemp("mixtral") / MODEL_FILE
+    export_model(mixtral, path)
+    return path
+
+
 @pytest.mark.parametrize("family", few_of(FAMILIES, "mixtral", "deepseek_v3"))
 def test_family_with_experts_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     model, path = random_experts(family), tmp_path / MODEL_FILE
@@ -63,10 +72,10 @@ def test_keys_and_values_are_cached_as_they_are_expanded_not_as_latents() -> Non
 
 
 def test_experts_stored_as_integers_give_a_row_the_same_bits_in_every_batch(
-    mixtral: PreTrainedModel, tmp_path: Path
+    mixtral: PreTrainedModel, exported: Path, tmp_path: Path
 ) -> None:
-    path, model_config = tmp_path / MODEL_FILE, read_model_config(mixtral.config)
-    export_model(mixtral, path)
+    path = Path(shutil.copytree(exported.parent, tmp_path / "target")) / MODEL_FILE
+    model_config = read_model_config(mixtral.config)
     # Per layer two projections of attention and two per expert, and the logits; routers stay.
     assert quantize_file(path, "int8") == 2 * (2 + 2 * NUM_EXPERTS) + 1
     graph = onnx.load(path, load_external_data=False).graph
@@ -115,20 +124,20 @@ def test_an_expert_with_rows_has_one_more_and_one_without_has_none(rows: int) ->
 
 
 def test_no_product_of_an_expert_has_a_single_row(
-    mixtral: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixtral: PreTrainedModel, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a product may run in another kernel. A graph without the copied rows has some."""
-    assert 1 not in numbers_of_rows(mixtral, tmp_path / "whole" / MODEL_FILE)
+    assert 1 not in numbers_of_rows(mixtral, exported, tmp_path)
     put_in(
         monkeypatch, experts, "_ONNX.Concat(mask, _ONNX.ReduceMax(mask, second), axis=1)", "mask"
     )
-    assert 1 in numbers_of_rows(mixtral, tmp_path / "broken" / MODEL_FILE)
+    export_model(mixtral, tmp_path / MODEL_FILE)
+    assert 1 in numbers_of_rows(mixtral, tmp_path / MODEL_FILE, tmp_path)
 
 
-def numbers_of_rows(model: PreTrainedModel, path: Path) -> set[int]:
+def numbers_of_rows(model: PreTrainedModel, path: Path, folder: Path) -> set[int]:
     """Return how many rows experts of the first layer have in calls of 1 to 5 rows."""
-    export_model(model, path)
-    probe, graph = path.with_name("probe.onnx"), onnx.load(path)
+    probe, graph = folder / "probe.onnx", onnx.load(path)
     parts = next(list(node.output) for node in graph.graph.node if len(node.output) == NUM_EXPERTS)
     kind = onnx.TensorProto.FLOAT
     graph.graph.output.extend(
