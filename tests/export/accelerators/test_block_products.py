@@ -69,6 +69,6 @@ def test_a_head_that_shares_its_blocks_with_the_lookup_of_tokens_has_its_own_nam
 
 
 def num_shared(path: Path) -> int:
-    """Constants of blocks that something else reads too."""
+    """Integers of blocks that something else reads too."""
     blocks = [node for node in ir.load(path).graph if node.op_type == "DequantizeLinear"]
-    return sum(len(value.uses()) > 1 for node in blocks for value in node.inputs)
+    return sum(len(node.inputs[0].uses()) > 1 for node in blocks)
