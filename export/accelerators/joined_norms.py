@@ -13,6 +13,7 @@ from outrider.export.graph.edits import constant, source, take_over
 DOMAIN, OPERATOR = "com.microsoft", "SkipSimplifiedLayerNormalization"
 # Of RMSNormalization where it names none.
 _EPSILON = 1e-5
+_NUM_AXES = 3
 # Outputs of the operator: the norm, two that are left out, the sum.
 _NUM_OUTPUTS, _NORM, _SUM = 4, 0, 3
 
@@ -22,6 +23,9 @@ def join_norms(graph: ir.Graph) -> None:
     for node in list(graph):
         added = source(node.inputs[0], "Add") if node.op_type == "RMSNormalization" else None
         if added is None or any(constant(value) is not None for value in added.inputs):
+            continue
+        # The operator takes [batch, tokens, size]; norms of heads have an axis more.
+        if (shape := added.outputs[0].shape) is None or len(shape) != _NUM_AXES:
             continue
         joined = ir.node(
             OPERATOR,
