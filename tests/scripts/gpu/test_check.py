@@ -19,7 +19,6 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.devices import Device
 from outrider.export.accelerators.tensorrt.build import BuildOptions, build_plans
-from outrider.export.accelerators.tensorrt.parts import MODELS
 from outrider.runtime.verify.report import Check, VerifyReport
 
 from scripts.gpu.check import Found, main, run_parts
@@ -53,7 +52,14 @@ def test_the_check_runs_on_the_host_and_writes_its_report(
 ) -> None:
     report = tmp_path / "docs" / "report.md"
     target, draft = map(str, tiny_checkpoints)
-    command = [sys.executable, "-m", "scripts.gpu.check", str(tiny_bundle), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.emulation.gpu_check",
+        str(tiny_bundle),
+        "--device",
+        "cpu",
+    ]
     command += ["--target", target, "--draft", draft, "--report", str(report)]
     command += [part for option in SMALL.items() for part in option]
     # The machine to be checked may lack the plugins of the project's own tests.
@@ -97,7 +103,7 @@ def planned(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     halve_bundle(tiny_bundle, root, with_trees=False, max_batch=3)
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
-        build_plans(root, BuildOptions(parts=(*MODELS, "sampler")), report=lambda *step: None)
+        build_plans(root, BuildOptions(), report=lambda *step: None)
     return root
 
 
