@@ -33,6 +33,7 @@ from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import Timing, floor_seconds
 from scripts.lab.widen.widen import PAIRS
 from tests.emulation.install import emulate
+from tests.emulation.kernels.host import library
 from tests.engines.accelerators.halves import halve_bundle
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +51,7 @@ SMALL = {
 def test_the_check_runs_on_the_host_and_writes_its_report(
     tiny_bundle: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    library()
     report = tmp_path / "docs" / "report.md"
     target, draft = map(str, tiny_checkpoints)
     command = [
@@ -111,6 +113,7 @@ def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
     planned: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Every line that a GPU machine will run; what it finds says nothing of a GPU."""
+    library()
     target, draft = map(str, tiny_checkpoints)
     least = SMALL | {"--samples": "5", "--repeats": "1", "--speed-tokens": "4"}
     command = [sys.executable, "-m", "tests.emulation.gpu_check"]
