@@ -28,29 +28,9 @@ class DeviceGraphs(Protocol):
         ...
 
 
-class SamplerGraphs(Protocol):
-    """A module that writes the graphs of a sampler on an accelerator."""
-
-    def write_sampler_graphs(
-        self, folder: Path, *, vocab_size: int, draft_vocab_size: int | None, max_gamma: int
-    ) -> None:
-        """Write all of them into a new folder; without a draft's vocabulary none proposes.
-
-        Raises:
-            BundleError: the vocabulary is too large for them.
-        """
-        ...
-
-
 def device_graphs() -> DeviceGraphs | None:
     """Return the add-on that derives graphs of accelerators; None where it is not installed."""
     found: DeviceGraphs | None = _installed("device_graphs")
-    return found
-
-
-def sampler_graphs() -> SamplerGraphs | None:
-    """Return the add-on that writes a sampler's graphs; None where it is not installed."""
-    found: SamplerGraphs | None = _installed("sampler_graphs")
     return found
 
 

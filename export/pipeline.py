@@ -18,13 +18,12 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
-from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.bundle.renewal import SERVER
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
-from outrider.export.exporters import sampler_graphs
+from outrider.export.exporters import device_graphs
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.hub import Located
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
@@ -188,22 +187,14 @@ def _write(
     sources: Mapping[str, str],
     progress: Progress,
 ) -> None:
-    """Write tokenizers, graphs, samplers and, last, the manifest to ``root``."""
+    """Write tokenizers, graphs and, last, the manifest to ``root``."""
     text2text = write_texts(parts["target"].checkpoint, root)
     entries, certificate = {}, {}
     for name, part in parts.items():
         entries[name], certificate[name] = export_part(part, root, sizes, progress)
     target, draft = entries["target"], _beside(root, entries, progress)
-    if (sampler := sampler_graphs()) is None:
+    if device_graphs() is None:
         progress.tell("no add-on for accelerators is installed: their graphs are left out")
-    else:
-        progress.tell("sampler: writing its graphs")
-        sampler.write_sampler_graphs(
-            root / SAMPLER_FOLDER,
-            vocab_size=target.vocab_size,
-            draft_vocab_size=None if draft is None else draft.vocab_size,
-            max_gamma=sizes.max_gamma,
-        )
     progress.tell("manifest: hashing files")
     model_config = parts["target"].checkpoint.model_config
     manifest = Manifest(

@@ -9,7 +9,7 @@ from outrider.engines.accelerators.device.base import PlanDevice
 from outrider.engines.accelerators.device.engine import PlanEngine
 from outrider.engines.accelerators.device.pair_rounds import DeviceRounds
 from outrider.engines.accelerators.device.sampling.mixed import MixedSampler
-from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.backends import Which
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
@@ -20,7 +20,7 @@ def open_together(
     bundle: Bundle,
     memory: PlanDevice,
     open_model: Callable[[ModelEntry, Which], PlanEngine],
-    open_sampler: Callable[[], GraphSampler],
+    open_sampler: Callable[[], DeviceSampler],
     *,
     max_batch: int,
     reason: str,

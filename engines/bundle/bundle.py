@@ -3,11 +3,10 @@
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside
 it, ``grouped.onnx`` over the same data where rows can be packed, ``tree.onnx`` likewise and ``keep_path.onnx``
 where trees are verified, ``device.onnx``, ``device_tree.onnx`` and ``device_keep_path.onnx`` likewise for ONNX
-Runtime's CUDA provider, and ``draft/`` in the same way; the device sampler's graphs, without weights, in
-``sampler/``; TensorRT plans under ``plans/``. The manifest lists every other file with its size and SHA-256; a file
-that is missing, changed, unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely
-never read: a build that was killed leaves one behind. ``manifest.sig`` says who vouches for the manifest, if
-anybody does. Knows no inference library.
+Runtime's CUDA provider, and ``draft/`` in the same way; TensorRT plans under ``plans/``. The manifest lists every
+other file with its size and SHA-256; a file that is missing, changed, unlisted or reached over a link is refused. Only
+under ``plans/`` an unlisted file is merely never read: a build that was killed leaves one behind. ``manifest.sig`` says
+who vouches for the manifest, if anybody does. Knows no inference library.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Bundle:
         """Refuse a bundle whose files were written to, moved or replaced since they were hashed.
 
         Libraries open graphs and weights by their paths: this is how what they opened is what was hashed. What goes
-        through ``read`` does not need it: plans, the sampler's graphs and the tokenizer.
+        through ``read`` does not need it: plans and the tokenizer.
 
         Raises:
             BundleError: naming the file.

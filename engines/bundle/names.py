@@ -18,8 +18,6 @@ KEEP_PATH_FILE = "keep_path.onnx"
 DEVICE_FILE = "device.onnx"
 DEVICE_TREE_FILE = "device_tree.onnx"
 DEVICE_KEEP_PATH_FILE = "device_keep_path.onnx"
-# The sampler's graphs, for accelerators.
-SAMPLER_FOLDER = "sampler"
 DEVICE_FILES = (DEVICE_FILE, DEVICE_TREE_FILE, DEVICE_KEEP_PATH_FILE)
 
 TOKENS = "tokens"

@@ -6,9 +6,8 @@ capacity of the cache is no axis of it: TensorRT takes one capacity per plan. Kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from msgspec import Meta
@@ -60,39 +59,32 @@ class Profile:
 
     Attributes:
         batch: rows.
-        tokens: of a span or a source; of a sampler graph, its positions; of a path that is kept, what moves.
+        tokens: of a span or a source; of a path that is kept, what moves.
         wanted: logits of a row.
-        lists: further axes by name: the lengths of a sampler graph's lists.
     """
 
     name: Text
     batch: Range
     tokens: Range
     wanted: Range
-    lists: Mapping[str, Range] = field(default_factory=dict)
 
     def axes(self) -> dict[str, Range]:
         """Allowed sizes by the axis names of the graphs."""
         return {
             "batch": self.batch,
             "tokens": self.tokens,
-            "positions": self.tokens,
             "kept": self.tokens,
             "length": self.tokens,
             "wanted": self.wanted,
-            **self.lists,
         }
 
-    def broken_limits(
-        self, shape: Shape, lists: Mapping[str, int] = MappingProxyType({})
-    ) -> list[str]:
+    def broken_limits(self, shape: Shape) -> list[str]:
         """Every axis of a shape that lies outside, in words; empty where the profile fits."""
         axes = [
             ("batch", shape.batch, self.batch),
             ("tokens", shape.tokens, self.tokens),
             ("logits", shape.wanted, self.wanted),
         ]
-        axes += [(name, size, self.lists[name]) for name, size in lists.items()]
         return [
             f"{axis} {size} is outside {allowed.least}..{allowed.most}"
             for axis, size, allowed in axes
@@ -107,13 +99,13 @@ class PlanEntry:
     Attributes:
         path: file inside the bundle, POSIX; its hash is in ``Manifest.files``.
         part: what it runs: "target", "draft", one of their graphs for trees or sources ("target/tree.onnx",
-            "target/encode.onnx"), or the file name of a sampler graph.
+            "target/encode.onnx").
         flavour: "tensorrt" or "rtx".
         version: of the library that built it; another one does not load it.
         compute_capability: of the GPUs it runs on, for example "8.0".
         precision: type of weights, caches and matrix products; "float8" has weights of 8 bits and
-            the rest in float16. Samplers compute in float32.
-        capacity: S of every cache tensor that it writes; 0 for a part without a cache.
+            the rest in float16.
+        capacity: S of every cache tensor that it writes.
         profiles: in the order of the plan's profile indices.
     """
 

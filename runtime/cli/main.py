@@ -91,7 +91,7 @@ def build(
     ] = None,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="target, draft, sampler or trees; default: all but trees."),
+        typer.Option(help="target, draft or trees; default: all but trees."),
     ] = None,
     timing_cache: Annotated[
         Path | None, typer.Option(help="Measured kernel choices; default: the user's cache.")

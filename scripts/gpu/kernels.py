@@ -21,10 +21,8 @@ import numpy as np
 import typer
 from outrider.engines.accelerators.device.base import HostDevice, PlanDevice
 from outrider.engines.accelerators.device.sampling import tensors as names
-from outrider.engines.accelerators.device.sampling.kernels.graphs import (
-    Kernels,
-    open_kernel_sampler,
-)
+from outrider.engines.accelerators.device.sampling.kernels.launches import Kernels
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.accelerators.device.sampling.tensors import Count, Rule, Setting
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 
@@ -97,7 +95,7 @@ def random_rows(generator: np.random.Generator, batches: Batches) -> list[Sampli
 def digests(make: Callable[[], Kernels], device: PlanDevice, batches: Batches) -> Iterator[str]:
     """Yield a digest of drafts and verdicts of each batch, to the last bit."""
     shape = (batches.num_rows, batches.gamma + 1, batches.vocab_size)
-    sampler = open_kernel_sampler(
+    sampler = DeviceSampler(
         make(), max_batch=batches.num_rows, max_gamma=batches.gamma, vocab_size=batches.vocab_size, device=device
     )  # fmt: skip
     for case in range(batches.count):

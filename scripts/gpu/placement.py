@@ -4,8 +4,8 @@
     python -m scripts.gpu.placement BUNDLE ... --json FILE  # and everything that was found
 
 The provider is the real one, of the onnxruntime-gpu wheel; CUDA's libraries are stubs
-(``scripts.gpu.stubs.environment``). Graphs are those that the engine opens on a CUDA device, and the sampler's; each
-is opened as the engine opens it, then run.
+(``scripts.gpu.stubs.environment``). Graphs are those that the engine opens on a CUDA device; each is opened as
+the engine opens it, then run.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from outrider.engines.accelerators.device.sampling.tensors import NUM_ANSWERS
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import SAMPLER_FOLDER
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
 
@@ -34,22 +32,13 @@ if TYPE_CHECKING:
 
 Sizes = Mapping[str, int]
 
-_POSITIONS = 5
 # What graphs call their dimensions.
 _SIZES = {
     "wanted": 1,
     "capacity": 256,
     "length": 64,
     "memory": 128,
-    "positions": _POSITIONS,
-    "answers": NUM_ANSWERS + _POSITIONS,
     "kept": 2,
-    "num_seen": 64,
-    "num_biases": 8,
-    "num_allowed": 8,
-    "num_ends": 2,
-    "num_bad": 2,
-    "prefix": 2,
 }
 # Rows and tokens: a step, a verification, one of a batch, and a prefill.
 _SHAPES = ((1, 1), (1, 5), (8, 5), (1, 128))
@@ -65,8 +54,8 @@ _HEADS = (
 )
 
 
-def place_bundle(bundle: Bundle, device: StubDevice, seen: set[bytes]) -> Iterator[Placement]:
-    """Place every graph that CUDA would run of a bundle, but for sampler graphs that were seen before."""
+def place_bundle(bundle: Bundle, device: StubDevice) -> Iterator[Placement]:
+    """Place every graph that CUDA would run of a bundle."""
     from scripts.gpu.stubs.provider import Placement, place
 
     name = bundle.root.name
@@ -77,11 +66,6 @@ def place_bundle(bundle: Bundle, device: StubDevice, seen: set[bytes]) -> Iterat
             yield Placement(f"{name}/{entry.path}", refused=refused)
         for path in paths:
             yield place(path, f"{name}/{path.parent.name}/{path.name}", shapes, device)
-    for path in sorted((bundle.root / SAMPLER_FOLDER).glob("*.onnx")):
-        content = path.read_bytes()
-        if content not in seen:
-            seen.add(content)
-            yield place(path, f"{name}/{SAMPLER_FOLDER}/{path.name}", shapes[2:3], device)
 
 
 def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> tuple[list[Path], str]:
@@ -137,9 +121,9 @@ def main(
         raise typer.Exit(subprocess.run(command, env=variables()).returncode)
     from scripts.gpu.stubs.provider import StubDevice
 
-    device, seen = StubDevice(), set[bytes]()
+    device = StubDevice()
     try:
-        found = [one for path in bundles for one in place_bundle(load_bundle(path), device, seen)]
+        found = [one for path in bundles for one in place_bundle(load_bundle(path), device)]
     except BundleError as error:
         raise typer.BadParameter(str(error)) from error
     if json_file is not None:

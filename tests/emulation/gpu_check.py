@@ -1,4 +1,6 @@
-"""``scripts.gpu.check`` on an emulated GPU, in a process of its own: python -m tests.emulation.gpu_check.
+"""``scripts.gpu.check`` with emulated parts, in a process of its own: python -m tests.emulation.gpu_check.
+
+The GPU is emulated. On the CPU the sampler's kernels are, and nothing else.
 
 ... BUNDLE --device tensorrt:0 OPTIONS -- BUNDLE --device cuda:0 OPTIONS
 """
@@ -14,12 +16,16 @@ from outrider.engines.devices import CPU, CUDA
 from typer.testing import CliRunner
 
 from tests.emulation.install import emulate
+from tests.emulation.kernels.host import sample_on_host
 
 
 def main(arguments: list[str]) -> int:
     """Check after check; the exit code is that of the first that fails."""
     patch = pytest.MonkeyPatch()
-    emulate(patch)
+    if CPU in arguments:
+        sample_on_host(patch)
+    else:
+        emulate(patch)
     from scripts.gpu import machine as gpu_machine
     from scripts.gpu.check import main as check
 

@@ -24,10 +24,10 @@ def emulate(
     patch: pytest.MonkeyPatch,
     *,
     has_provider: bool = True,
-    has_kernels: bool = False,
+    has_kernels: bool = True,
     eager: Callable[[int], bool] = lambda number: False,
 ) -> EmulatedCuda:
-    """A GPU with TensorRT-RTX and, if wanted, ONNX Runtime's CUDA provider and the sampler's kernels."""
+    """A GPU with TensorRT-RTX, ONNX Runtime's CUDA provider and the sampler's kernels."""
     cuda = EmulatedCuda(eager=eager)
 
     class Kernels(HostKernels):

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import onnx
 import pytest
-from outrider.engines.accelerators.device.sampling.tensors import Variant, judge_file, propose_file
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.names import DEVICE_FILE, LOGITS
@@ -27,14 +26,7 @@ def test_bundle_describes_what_was_exported(tiny_bundle: Path) -> None:
     assert manifest.draft is not None
     assert (manifest.draft.num_layers, manifest.draft.head_size) == (1, 8)
     assert (manifest.eos_token_ids, manifest.bos_token_id) == ((1,), 0)
-    sampler = {name for name in manifest.files if name.startswith("sampler/")}
-    assert sampler == {
-        "sampler/logprobs.onnx",
-        "sampler/noise.onnx",
-        *(f"sampler/{judge_file(variant)}" for variant in Variant),
-        *(f"sampler/{propose_file(variant)}" for variant in Variant),
-    }
-    assert sorted(manifest.files.keys() - sampler) == [
+    assert sorted(manifest.files) == [
         "draft/device.onnx",
         "draft/device_keep_path.onnx",
         "draft/device_tree.onnx",

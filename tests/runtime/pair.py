@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import open_pair
-from outrider.engines.pair import Pair
+from outrider.engines.pair import DEVICE, Pair
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.events import Event, Finished, Progressed
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
+
+from tests.addons import sample_on_host
 
 
 class SilentDecoder:
@@ -29,7 +32,10 @@ class PairHarness:
 
     def __init__(self, root: Path, place: str, *, max_running: int = 4) -> None:
         bundle = load_bundle(root)
-        pair = open_pair(bundle, sampler=place, max_batch=max_running)
+        with pytest.MonkeyPatch.context() as patch:
+            if place == DEVICE:
+                sample_on_host(patch)
+            pair = open_pair(bundle, sampler=place, max_batch=max_running)
         self._serve(pair, bundle, max_running)
 
     @classmethod

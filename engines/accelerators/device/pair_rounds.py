@@ -16,7 +16,7 @@ import numpy as np
 from outrider.engines.accelerators.device.base import DeviceTensor, PlanDevice
 from outrider.engines.accelerators.device.engine import PlanEngine
 from outrider.engines.accelerators.device.sampling.round import DeviceRound
-from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.accelerators.device.transfers import DeviceTokens
 from outrider.engines.base import EngineError, IntArray, Span
 from outrider.engines.rounds import DraftError, Round, RoundAnswer, RoundRow, do_nothing
@@ -39,7 +39,7 @@ class DeviceRounds:
         self,
         target: PlanEngine,
         draft: PlanEngine | None,
-        sampler: GraphSampler,
+        sampler: DeviceSampler,
         device: PlanDevice,
     ) -> None:
         self.device = device

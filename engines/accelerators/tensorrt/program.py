@@ -20,7 +20,6 @@ from outrider.engines.accelerators.device.base import (
 )
 from outrider.engines.accelerators.device.cuda import CudaDevice
 from outrider.engines.accelerators.device.recordings import Recordings
-from outrider.engines.accelerators.device.sampling.tensors import COUNTED
 from outrider.engines.accelerators.tensorrt.api import TensorRtApi, make_logger
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 # Recordings kept per plan.
 _MAX_RECORDINGS = 128
 # Inputs whose second axis is a profile's tokens.
-_SPANS = (TOKENS, ANCESTORS, SOURCE, *COUNTED)
+_SPANS = (TOKENS, ANCESTORS, SOURCE)
 
 
 class TensorRtProgram:

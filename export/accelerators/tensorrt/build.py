@@ -102,14 +102,13 @@ def _plan_entry(
 ) -> PlanEntry:
     """Return the entry of a plan to build; its path lacks the hash and the suffix."""
     machine = f"{api.flavour}-{api.version}-sm{capability.replace('.', '')}"
-    precision = part.precision(options.precision)
     return PlanEntry(
-        path=f"{PLANS_FOLDER}/{machine}/{part.stem(precision, capacity)}",
+        path=f"{PLANS_FOLDER}/{machine}/{part.label}-{options.precision}-{capacity}",
         part=part.name,
         flavour=api.flavour,
         version=api.version,
         compute_capability=capability,
-        precision=precision,
+        precision=options.precision,
         capacity=capacity,
         profiles=part.profiles(options.gamma, options.opt_batch),
     )

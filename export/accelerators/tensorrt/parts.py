@@ -6,16 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from outrider.engines.accelerators.device.sampling.plans import (
-    SAMPLER_PRECISION,
-    sampler_parts,
-    sampler_profile,
-)
-from outrider.engines.accelerators.device.sampling.tensors import (
-    KEPT_ROWS,
-    NEW_KEPT_ROWS,
-    keeps_rows,
-)
 from outrider.engines.accelerators.device.sources import read_part, read_profile
 from outrider.engines.accelerators.device.tree_plans import (
     keep_part,
@@ -27,7 +17,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, SAMPLER_FOLDER, TREE_FILE
+from outrider.engines.bundle.names import KEEP_PATH_FILE, MODEL_FILE, TREE_FILE
 from outrider.engines.bundle.plans import Profile, derive_profiles, source_capacity
 from outrider.export.accelerators.tensorrt.graph import derive_graph, derive_read_graph
 from outrider.export.accelerators.tensorrt.network import cache_updates, source_updates
@@ -35,7 +25,7 @@ from outrider.export.accelerators.tensorrt.trees import derive_keep_graph, deriv
 
 TARGET, DRAFT = MODELS = ("target", "draft")
 TREES = "trees"
-PARTS = (*MODELS, SAMPLER_FOLDER, TREES)
+PARTS = (*MODELS, TREES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +58,7 @@ class PlanPart:
         label: how the names of its plans begin.
         profiles: shapes that its plans are built for.
         derive: its graph for TensorRT's parser; raises BundleError where it cannot be derived.
-        weights: storage of its weights in the bundle; empty where it has none.
-        has_cache: whether there is a plan per capacity of the cache, in the precision asked for.
+        weights: storage of its weights in the bundle.
         own_capacity: of a cache that has one capacity, whatever is asked for.
     """
 
@@ -77,23 +66,12 @@ class PlanPart:
     label: str
     profiles: Profiles
     derive: Derive
-    weights: str = ""
-    has_cache: bool = True
+    weights: str
     own_capacity: int = 0
 
     def capacities(self, asked: Sequence[int]) -> Sequence[int]:
-        """Return the capacities of its plans; 0 of one without a cache."""
-        if self.own_capacity:
-            return (self.own_capacity,)
-        return asked if self.has_cache else (0,)
-
-    def precision(self, asked: str) -> str:
-        """Return the precision of its plans where one is asked for; samplers have their own."""
-        return asked if self.has_cache else SAMPLER_PRECISION
-
-    def stem(self, precision: str, capacity: int) -> str:
-        """Return a plan's file name without hash and suffix."""
-        return f"{self.label}-{precision}-{capacity}" if self.has_cache else self.label
+        """Return the capacities of its plans."""
+        return (self.own_capacity,) if self.own_capacity else asked
 
 
 def _model_part(
@@ -181,20 +159,6 @@ def _keep_part(bundle: Bundle, model: ModelEntry, part: str) -> PlanPart:
     )
 
 
-def _sampler_part(bundle: Bundle, file: str) -> PlanPart:
-    """Return the part of one graph of the sampler, which is built as it is."""
-
-    def profiles(gamma: int, opt_batch: int) -> tuple[Profile, ...]:
-        return (sampler_profile(bundle.manifest, gamma=gamma, opt_batch=opt_batch),)
-
-    def derive(folder: Path, precision: str, capacity: int) -> Derived:
-        updates = frozenset({(KEPT_ROWS, NEW_KEPT_ROWS)} if keeps_rows(file) else ())
-        return Derived(graph=bundle.root / SAMPLER_FOLDER / file, updates=updates)
-
-    label = PurePosixPath(file).stem
-    return PlanPart(name=file, label=label, profiles=profiles, derive=derive, has_cache=False)
-
-
 def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
     """Return the parts of a bundle to build plans of.
 
@@ -217,15 +181,13 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
     with_trees = {part: model for part, model in models.items() if model.max_tree_nodes}
     if TREES in wanted and not with_trees:
         raise BundleError(f"part {TREES!r}: no model of the bundle takes trees; export it again")
-    chosen = wanted or (*MODELS, SAMPLER_FOLDER)
+    chosen = wanted or MODELS
     parts = [_model_part(bundle, model, part) for part, model in models.items() if part in chosen]
     parts += [
         _read_part(bundle, model, model.source, part)
         for part, model in models.items()
         if part in chosen and model.source is not None
     ]
-    if SAMPLER_FOLDER in chosen:
-        parts += [_sampler_part(bundle, file) for file in sampler_parts(manifest)]
     for part, model in with_trees.items() if TREES in chosen else ():
         parts.append(_model_part(bundle, model, part, has_trees=True))
         parts.append(_keep_part(bundle, model, part))

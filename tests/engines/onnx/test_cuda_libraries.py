@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import onnx.parser
 import onnxruntime
 import pytest
 from outrider.engines.onnx import cuda_libraries
 from outrider.engines.onnx.session import open_session, why_unavailable
-from outrider.export.accelerators.sampler_graphs.builder import FLOAT, INT64, Graph
 
 ROOT = Path(__file__).parents[3]
 RunOnStubs = Callable[..., subprocess.CompletedProcess[str]]
@@ -99,12 +99,15 @@ def test_with_all_libraries_nothing_is_missing(run_on_stubs: RunOnStubs) -> None
 
 def graph_file(folder: Path, *, moves_start: bool) -> Path:
     """y = x + start, where lengths that depend on a shape draw ``start`` to the host."""
-    graph = Graph("lengths")
-    x, start = graph.input("x", FLOAT, ["batch", "tokens"]), graph.input("start", INT64, ["batch"])
-    end = start + x.length(1) if moves_start else start
-    graph.output("y", x + end.cast(FLOAT).unsqueeze(1), ["batch", "tokens"])
+    moved = "width = Shape <start = 1, end = 2> (x) end = Add (start, width)"
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["" : 24]>'
+        "lengths (float[batch, tokens] x, int64[batch] start) => (float[batch, tokens] y) <int64[1] one = {1}> {"
+        f"{moved if moves_start else 'end = Identity (start)'}"
+        "wide = Cast <to = 1> (end) column = Unsqueeze (wide, one) y = Add (x, column) }"
+    )
     file = folder / "graph.onnx"
-    file.write_bytes(graph.model().SerializeToString())
+    file.write_bytes(model.SerializeToString())
     return file
 
 

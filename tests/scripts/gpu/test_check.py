@@ -19,7 +19,6 @@ from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import write_manifest
 from outrider.engines.devices import Device
 from outrider.export.accelerators.tensorrt.build import BuildOptions, build_plans
-from outrider.export.accelerators.tensorrt.parts import MODELS
 from outrider.runtime.verify.report import Check, VerifyReport
 
 from scripts.gpu.check import Found, main, run_parts
@@ -34,6 +33,7 @@ from scripts.gpu.steps import StepsCheck
 from scripts.gpu.times import Timing, floor_seconds
 from scripts.lab.widen.widen import PAIRS
 from tests.emulation.install import emulate
+from tests.emulation.kernels.host import library
 from tests.engines.accelerators.halves import halve_bundle
 
 ROOT = Path(__file__).parents[3]
@@ -52,9 +52,17 @@ SMALL = {
 def test_the_check_runs_on_the_host_and_writes_its_report(
     tiny_bundle: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    library()
     report = tmp_path / "docs" / "report.md"
     target, draft = map(str, tiny_checkpoints)
-    command = [sys.executable, "-m", "scripts.gpu.check", str(tiny_bundle), "--device", "cpu"]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.emulation.gpu_check",
+        str(tiny_bundle),
+        "--device",
+        "cpu",
+    ]
     command += ["--target", target, "--draft", draft, "--report", str(report)]
     command += [part for option in SMALL.items() for part in option]
     # The machine to be checked may lack the plugins of the project's own tests.
@@ -98,7 +106,7 @@ def planned(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     halve_bundle(tiny_bundle, root, with_trees=False, max_batch=3)
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
-        build_plans(root, BuildOptions(parts=(*MODELS, "sampler")), report=lambda *step: None)
+        build_plans(root, BuildOptions(), report=lambda *step: None)
     return root
 
 
@@ -106,6 +114,7 @@ def test_the_check_runs_on_both_backends_of_an_emulated_gpu(
     planned: Path, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """Every line that a GPU machine will run; what it finds says nothing of a GPU."""
+    library()
     target, draft = map(str, tiny_checkpoints)
     least = SMALL | {"--samples": "5", "--repeats": "1", "--speed-tokens": "4"}
     command = [sys.executable, "-m", "tests.emulation.gpu_check"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -37,32 +36,8 @@ ON_HOST = {
     "text2text/device_encode.onnx": ["Squeeze", "Squeeze"],
     "device_tree.onnx": ["Concat", "Squeeze"],
     "device_keep_path.onnx": [],
-    "logprobs.onnx": [],
-    "noise.onnx": ["Concat"],
-} | {
-    f"{kind}_{variant}.onnx": [*["Concat"] * num_concats, *["Squeeze"] * num_squeezes]
-    for kind in ("judge", "propose")
-    for variant, num_concats, num_squeezes in (
-        ("greedy", 0, 1),
-        ("plain", 0, 1),
-        ("full", 7, 2),
-        ("race", 7, 2),
-    )
 }
-# Kernels, products and copies of a call, at most.
-SAMPLER_SUBMISSIONS = {
-    "propose_greedy.onnx": 30,
-    "propose_plain.onnx": 84,
-    "propose_full.onnx": 677,
-    "propose_race.onnx": 690,
-    "judge_greedy.onnx": 40,
-    "judge_plain.onnx": 206,
-    "judge_full.onnx": 798,
-    "judge_race.onnx": 818,
-    "logprobs.onnx": 217,
-    "noise.onnx": 1323,
-}
-# And of a layer, in float32 and in 16 bits.
+# Kernels, products and copies of a layer at most, in float32 and in 16 bits.
 LAYER_SUBMISSIONS = {"device.onnx": (23, 17), "device_tree.onnx": (23, 20)}
 # Matrices of a layer: those in blocks are widened first where a call has many rows.
 LAYER_MATRICES = 4
@@ -87,11 +62,6 @@ def draw_start_to_the_host(path: Path) -> None:
     onnx.save(model, path)
 
 
-def drop_sampler(path: Path) -> None:
-    """Drop the sampler's graphs from the bundle of a model's graph: another vocabulary makes others of them."""
-    shutil.rmtree(path.parents[1] / "sampler", ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def found(
     run_on_stubs: Callable[..., subprocess.CompletedProcess[str]],
@@ -106,10 +76,7 @@ def found(
     for name, kinds in WEIGHTS.items():
         store_bundle(tiny_bundle, root / name, tiny_checkpoints, *kinds)
     for name, kinds in SOURCES.items():
-        store_bundle(
-            tiny_text2text_bundle, root / name, tiny_text2text_checkpoints, *kinds,
-            change=drop_sampler,
-        )  # fmt: skip
+        store_bundle(tiny_text2text_bundle, root / name, tiny_text2text_checkpoints, *kinds)
     store_bundle(
         tiny_bundle, root / MUTANT, tiny_checkpoints, "float16", "float16",
         change=draw_start_to_the_host,
@@ -139,9 +106,7 @@ def test_every_graph_is_opened(placed: Found) -> None:
         for part in ("target", "draft")
         for file in (*MODEL_GRAPHS, "device_encode.onnx")
     }
-    # The same for all weights, so opened once.
-    samplers = {f"float32/sampler/{file}" for file in SAMPLER_SUBMISSIONS}
-    assert set(placed) == models | samplers
+    assert set(placed) == models
     assert [one["refused"] + one["failure"] for one in placed.values()] == [""] * len(placed)
 
 
@@ -197,12 +162,6 @@ def test_a_layer_keeps_its_number_of_launches(placed: Found) -> None:
             for target, draft in zip(*both, strict=True):
                 assert 0 < target["num_submissions"] - draft["num_submissions"] <= bound, weights
                 assert target["num_uploads"] == 0, weights
-
-
-def test_a_call_of_the_sampler_keeps_its_number_of_launches(placed: Found) -> None:
-    for file, bound in SAMPLER_SUBMISSIONS.items():
-        (run,) = placed[f"float32/sampler/{file}"]["runs"]
-        assert run["num_submissions"] <= bound, file
 
 
 def test_a_graph_that_draws_an_input_to_the_host_is_caught(found: Found) -> None:

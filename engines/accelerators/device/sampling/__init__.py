@@ -1,1 +1,1 @@
-"""The sampler as graphs on the engines' device."""
+"""The sampler on the engines' device."""

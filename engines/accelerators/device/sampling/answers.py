@@ -1,4 +1,4 @@
-"""Turns the answers of the sampler's graphs into verdicts. Pure numpy."""
+"""Turns the answers of the sampler's kernels into verdicts. Pure numpy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from outrider.engines.sampling.base import SamplingRow, TokenLogprobs, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tops:
-    """Outputs of the log-probability graph.
+    """Outputs of ``Stage.TOPS``.
 
     Attributes:
         logprobs: [B, R] float32, of the emitted tokens.
@@ -47,11 +47,11 @@ def add_tops(verdict: Verdict, row: SamplingRow, tops: Tops) -> Verdict:
     """The verdict with what its row asks for of the raw logits.
 
     Raises:
-        EngineError: more entries than the graph finds.
+        EngineError: more entries than the kernel finds.
     """
     most = tops.ids.shape[2]
     if max(row.num_logprobs or 0, row.num_choices) > most:
-        raise EngineError(f"the sampler's graphs find the {most} greatest logits at most")
+        raise EngineError(f"the sampler's kernels find the {most} greatest logits at most")
     if verdict.next_token is None:
         return verdict
     if row.num_logprobs is not None:

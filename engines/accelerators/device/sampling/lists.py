@@ -7,7 +7,7 @@ may share the target's parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,24 +15,15 @@ from outrider.engines.accelerators.device.sampling import tensors as names
 from outrider.engines.base import IntArray
 from outrider.engines.sampling.base import SamplingParams, SamplingRow
 
-# Longest lists that plans of the graphs are built for, by axis; a request may ask for 300 biases, 10,000
-# allowed ids, and 64 stop ids and bad words. What exceeds them is sampled on the host.
-LIST_LIMITS = {
-    "num_biases": 512,
-    "num_allowed": 1 << 14,
-    "num_ends": 128,
-    "num_bad": 128,
-    "prefix": 32,
-}
 # Which token would repeat an n-gram depends on all of the history and on draft tokens that only the device knows.
-NGRAMS = "no_repeat_ngram_size: the sampler's graphs do not look for repeated n-grams"
-SIGMA = "top_n_sigma: the sampler's graphs do not measure the deviation of logits"
+NGRAMS = "no_repeat_ngram_size: the sampler's kernels do not look for repeated n-grams"
+SIGMA = "top_n_sigma: the sampler's kernels do not measure the deviation of logits"
 _Lists = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
 _Pairs = list[tuple[int, float]]
 
 
 def describe_lists(rows: Sequence[SamplingRow], num_rows: int, *, vocab_size: int) -> _Lists:
-    """All of ``tensors.LISTS`` for a batch; rows not among ``rows`` have empty lists."""
+    """All lists of a batch; rows not among ``rows`` have empty ones."""
     seen: list[_Pairs] = [[] for _ in range(num_rows)]
     biases: list[_Pairs] = [[] for _ in range(num_rows)]
     allowed: list[Sequence[int]] = [()] * num_rows
@@ -66,36 +57,11 @@ def padded_length(length: int) -> int:
     return 1 << max(0, length - 1).bit_length()
 
 
-def hosts_reason(params: SamplingParams) -> str:
-    """Return why no graph samples by these parameters, whatever its limits; empty where one may."""
+def why_not(params: SamplingParams) -> str:
+    """Say which of these parameters the kernels do not have; empty where they have all."""
     if params.no_repeat_ngram_size > 0:
         return NGRAMS
     return SIGMA if params.top_n_sigma > 0.0 else ""
-
-
-def why_not(params: SamplingParams, limits: Mapping[str, int]) -> str:
-    """Say what the graphs do not have: a parameter, or the list that is longer than the limits.
-
-    Returns:
-        Empty where they have all.
-    """
-    if reason := hosts_reason(params):
-        return reason
-    lengths = {
-        "num_biases": len(params.logit_bias),
-        "num_allowed": len(params.allowed_token_ids),
-        "num_ends": len(params.end_token_ids) if params.min_tokens > 0 else 0,
-        "num_bad": len(params.bad_words),
-        "prefix": max((len(word) - 1 for word in params.bad_words), default=0),
-    }
-    return next(
-        (
-            f"{axis}: the sampler's plans take at most {most}"
-            for axis, most in limits.items()
-            if lengths.get(axis, 0) > most
-        ),
-        "",
-    )
 
 
 def _seen(row: SamplingRow) -> _Pairs:

@@ -1,4 +1,4 @@
-"""A sampler of two: the host's sampler judges the rows that the device's graphs cannot.
+"""A sampler of two: the host's sampler judges the rows that the device's cannot.
 
 Which of them serves a row depends on that row alone, so no token of it depends on its neighbours.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.engines.accelerators.device.sampling.sampler import GraphSampler
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.base import FloatArray
 from outrider.engines.sampling.base import Sampler, SamplingRow, Verdict
 
@@ -16,15 +16,15 @@ class MixedSampler:
     """Implements ``engines.sampling.base.Sampler``.
 
     Args:
-        graphs: serves all rows but those below.
+        device: serves all rows but those below.
         host: serves the rows whose drafts are judged as whole blocks, rows with masks, and rows whose
-            parameters the graphs do not take. A row has masks in both calls or in neither: who draws
+            parameters the kernels do not have. A row has masks in both calls or in neither: who draws
             a draft keeps the probabilities that judge it.
     """
 
-    def __init__(self, graphs: GraphSampler, host: Sampler) -> None:
-        self._graphs = graphs
-        self._samplers: dict[bool, Sampler] = {False: graphs, True: host}
+    def __init__(self, device: DeviceSampler, host: Sampler) -> None:
+        self._device = device
+        self._samplers: dict[bool, Sampler] = {False: device, True: host}
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -54,4 +54,4 @@ class MixedSampler:
         return [(sampler, places) for sampler, places in shares if places]
 
     def _is_hosts(self, row: SamplingRow) -> bool:
-        return row.verifies_block or row.masks is not None or bool(self._graphs.why_not(row.params))
+        return row.verifies_block or row.masks is not None or bool(self._device.why_not(row.params))

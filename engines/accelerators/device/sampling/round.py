@@ -16,11 +16,9 @@ from outrider.engines.accelerators.device.sampling.rows import (
     describe_judgement,
     describe_proposal,
     race_addresses,
-    races,
-    variant_for,
 )
 from outrider.engines.accelerators.device.sampling.runner import SamplerRunner
-from outrider.engines.accelerators.device.sampling.tensors import Variant
+from outrider.engines.accelerators.device.sampling.tensors import Stage
 from outrider.engines.accelerators.device.transfers import HostArray, PendingDownload
 from outrider.engines.base import EngineError, FloatArray, IntArray
 from outrider.engines.sampling.base import SamplingRow, Verdict
@@ -30,13 +28,11 @@ Logits: TypeAlias = FloatArray | DeviceTensor
 
 
 class DeviceRound:
-    """Proposals and the judgement of one round, chained on the device; see ``GraphSampler.begin``.
+    """Proposals and the judgement of one round, chained on the device; see ``DeviceSampler.begin``.
 
     Args:
         rows: those to serve; row b of every tensor is slot ``rows[0].slot - rows[0].index + b``.
         gamma: positions, less one.
-        race_noise: where shared exponentials come from; None for the graph that draws them.
-        has_kernels: see ``GraphSet.are_kernels``.
 
     Raises:
         EngineError: more draft tokens than probabilities can be kept for.
@@ -49,27 +45,19 @@ class DeviceRound:
         rows: Sequence[SamplingRow],
         *,
         gamma: int,
-        race_noise: NoiseSource | None,
-        has_kernels: bool = False,
     ) -> None:
         longest = max(gamma, *(len(row.draft_tokens) for row in rows))
         if longest > gamma or longest >= runner.depth:
             raise EngineError(f"{longest} draft tokens: at most {min(gamma, runner.depth - 1)}")
         self.num_rows = 1 + max(row.index for row in rows)
         self._runner, self._noise, self._rows = runner, noise, rows
-        self._race_noise = race_noise
         self._shape = Shape(
             num_rows=self.num_rows,
             num_positions=gamma + 1,
             depth=runner.depth,
             vocab_size=runner.vocab_size,
         )
-        self._variant = variant_for(rows, vocab_size=runner.vocab_size)
-        self._has_kernels = has_kernels
-        has_lists = self._variant.is_full
-        if has_kernels:
-            has_lists = any(row.params.has_processors for row in rows)
-        self._feeds = describe(rows, self._shape, self._variant, has_lists=has_lists)
+        self._feeds = describe(rows, self._shape)
         self._draft_tokens: HostArray | DeviceTensor = self._feeds[names.DRAFT_TOKENS]
         self._prepared: list[Mapping[str, DeviceTensor]] = []
 
@@ -98,7 +86,7 @@ class DeviceRound:
             [B, 1] int64 on the device: what the draft model is fed next.
         """
         feeds = self._prepared.pop(0) if self._prepared else self._proposal(depths)
-        outputs = self._run(names.propose_file(self._variant), logits, feeds, _behind(depths))
+        outputs = self._run(Stage.PROPOSE, logits, feeds)
         self._draft_tokens = outputs[names.NEW_DRAFT_TOKENS]
         return outputs[names.NEXT_TOKENS]
 
@@ -113,7 +101,7 @@ class DeviceRound:
             [B, 4 + R] int64 on the device; see ``receive``.
         """
         feeds = self._prepared.pop(0) if self._prepared else self._judgement(gammas)
-        outputs = self._run(names.judge_file(self._variant), logits, feeds, _up_to(gammas))
+        outputs = self._run(Stage.JUDGE, logits, feeds)
         return outputs[names.ANSWERS]
 
     def send(self, answers: DeviceTensor) -> PendingDownload:
@@ -148,7 +136,7 @@ class DeviceRound:
         """Verdicts with what rows ask for of the raw logits: log-probabilities and choices.
 
         Raises:
-            EngineError: a row asks for more entries than the graph finds.
+            EngineError: a row asks for more entries than the kernel finds.
         """
         if all(row.num_logprobs is None and row.num_choices == 0 for row in self._rows):
             return list(verdicts)
@@ -156,7 +144,7 @@ class DeviceRound:
         for row, run in zip(self._rows, emitted, strict=True):
             tokens[row.index, : len(run)] = run
         feeds = {names.LOGITS: logits, names.EMITTED: tokens}
-        outputs = self._runner.run(names.LOGPROBS_FILE, feeds, slot=0, num_rows=self.num_rows)
+        outputs = self._runner.run(Stage.TOPS, feeds, slot=0, num_rows=self.num_rows)
         logprobs, ids, top_logprobs = self._runner.downloads.get(
             [outputs[name] for name in (names.LOGPROBS, names.TOP_IDS, names.TOP_LOGPROBS)]
         )
@@ -168,51 +156,22 @@ class DeviceRound:
     def _proposal(self, depths: IntArray) -> Feeds:
         """What a proposal reads from the host."""
         feeds = describe_proposal(self._feeds, self._rows, self._shape, self._noise, depths)
-        return feeds | self._addresses(_behind(depths), 1)
+        spans = [range(depth, depth + 1) for depth in depths.tolist()]
+        return feeds | race_addresses(self._rows, self._shape, spans, 1)
 
     def _judgement(self, gammas: IntArray) -> Feeds:
         """What the judgement reads from the host."""
         feeds = describe_judgement(self._feeds, self._rows, self._shape, self._noise, gammas)
-        return feeds | self._addresses(_up_to(gammas), self._shape.num_positions)
-
-    def _addresses(self, spans: Sequence[range], width: int) -> Feeds:
-        """Where in the shared noise kernels draw races; ``spans`` are the depths at which each row may race."""
-        if not self._has_kernels or self._variant is not Variant.RACE:
-            return {}
-        return race_addresses(self._rows, self._shape, spans, width)
+        spans = [range(gamma + 1) for gamma in gammas.tolist()]
+        width = self._shape.num_positions
+        return feeds | race_addresses(self._rows, self._shape, spans, width)
 
     def _run(
-        self,
-        file: str,
-        logits: Logits,
-        feeds: Mapping[str, HostArray | DeviceTensor],
-        spans: Sequence[range],
+        self, stage: Stage, logits: Logits, feeds: Mapping[str, HostArray | DeviceTensor]
     ) -> dict[str, DeviceTensor]:
-        """Run a graph on logits; ``spans`` are the depths at which each row may race."""
+        """Run a stage on logits."""
         given = {**feeds, names.LOGITS: logits}
         if not isinstance(self._draft_tokens, np.ndarray):
             given[names.DRAFT_TOKENS] = self._draft_tokens
-        if self._variant is Variant.RACE and not self._has_kernels:
-            is_judging = file == names.judge_file(self._variant)
-            width = self._shape.num_positions if is_judging else 1
-            given[names.RACES] = self._races(spans, width)
         slot = self._rows[0].slot - self._rows[0].index
-        return self._runner.run(file, given, slot=slot, num_rows=self.num_rows)
-
-    def _races(self, spans: Sequence[range], width: int) -> Logits:
-        """[B, width, V] float32, from the host or drawn on the device."""
-        if self._race_noise is not None:
-            return races(self._rows, self._shape, self._race_noise, spans, width)
-        addresses = race_addresses(self._rows, self._shape, spans, width)
-        outputs = self._runner.run(names.NOISE_FILE, addresses, slot=0, num_rows=self.num_rows)
-        return outputs[names.RACES]
-
-
-def _behind(depths: IntArray) -> list[range]:
-    """The one depth of each row at which a proposal draws."""
-    return [range(depth, depth + 1) for depth in depths.tolist()]
-
-
-def _up_to(gammas: IntArray) -> list[range]:
-    """The depths of each row that are judged."""
-    return [range(gamma + 1) for gamma in gammas.tolist()]
+        return self._runner.run(stage, given, slot=slot, num_rows=self.num_rows)

@@ -1,4 +1,4 @@
-"""Rows to sample as the arrays that sampler graphs read: what, how, and with which noise.
+"""Rows to sample as the arrays that the sampler's kernels read: what, how, and with which noise.
 
 Pure numpy. Which rule judges a row is decided here, as ``engines.sampling.cpu_sampler`` decides it, and so is
 every random number: noise is a function of its address, so the host draws that of a whole round
@@ -13,16 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from outrider.engines.accelerators.device.sampling import tensors as names
-from outrider.engines.accelerators.device.sampling.lists import describe_lists, hosts_reason
-from outrider.engines.accelerators.device.sampling.tensors import (
-    Count,
-    Flag,
-    Rule,
-    Setting,
-    Variant,
-)
+from outrider.engines.accelerators.device.sampling.lists import describe_lists, why_not
+from outrider.engines.accelerators.device.sampling.tensors import Count, Flag, Rule, Setting
 from outrider.engines.base import EngineError, FloatArray, IntArray
-from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
+from outrider.engines.sampling.base import ExactnessMode, SamplingRow
 from outrider.engines.sampling.noise import NoiseSource, Purpose
 
 Feeds = dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int64]]
@@ -57,24 +51,15 @@ def judgement_rule(row: SamplingRow, gamma: int) -> Rule:
     return Rule.RATIO if gamma and is_judged else Rule.MATCH
 
 
-def variant_for(rows: Sequence[SamplingRow], *, vocab_size: int) -> Variant:
-    """Return the smallest graph that can serve all rows."""
-    if any(_has_race(row) for row in rows):
-        return Variant.RACE
-    if any(row.params.has_processors or _is_truncated(row.params, vocab_size) for row in rows):
-        return Variant.FULL
-    if any(not row.params.is_greedy or _lenience(row) != 1.0 for row in rows):
-        return Variant.PLAIN
-    return Variant.GREEDY
+def describe(rows: Sequence[SamplingRow], shape: Shape) -> Feeds:
+    """Return what kernels read of their rows, except for what ``describe_proposal`` and ``describe_judgement`` add.
 
+    Settings are there where a row needs more than its greatest raw logit, and lists where a row has any. Rows of the
+    batch that are not among ``rows`` are greedy, draft nothing, and write what they keep to the last position of their
+    slot, which no draft token has.
 
-def describe(
-    rows: Sequence[SamplingRow], shape: Shape, variant: Variant, *, has_lists: bool
-) -> Feeds:
-    """Return a graph's inputs for its rows, except for those that ``propose`` and ``judge`` add.
-
-    Rows of the batch that are not among ``rows`` are greedy, draft nothing, and write what they keep
-    to the last position of their slot, which no draft token has.
+    Raises:
+        EngineError: a row has masks, or a parameter that the kernels do not have.
     """
     counts = np.zeros((shape.num_rows, names.NUM_COUNTS), dtype=np.int64)
     counts[:, Count.RULE] = Rule.GREEDY
@@ -85,15 +70,14 @@ def describe(
     feeds: Feeds = {names.COUNTS: counts, names.DRAFT_TOKENS: tokens}
     for row in rows:
         if row.masks is not None:
-            raise EngineError("the sampler's graphs take no token masks")
+            raise EngineError("the sampler's kernels take no token masks")
+        if reason := why_not(row.params):
+            raise EngineError(reason)
         tokens[row.index, : len(row.draft_tokens)] = row.draft_tokens
-    if variant.has_rows:
+        _count_cuts(counts[row.index], row, shape.vocab_size)
+    has_lists = any(row.params.has_processors for row in rows)
+    if has_lists or any(not row.params.is_greedy or _lenience(row) != 1.0 for row in rows):
         feeds[names.SETTINGS] = _settings(rows, shape)
-    if variant.is_full:
-        for row in rows:
-            if reason := hosts_reason(row.params):
-                raise EngineError(reason)
-            _count_cuts(counts[row.index], row, shape.vocab_size)
     if has_lists:
         feeds.update(describe_lists(rows, shape.num_rows, vocab_size=shape.vocab_size))
     return feeds
@@ -129,7 +113,7 @@ def describe_judgement(
         counts[row.index, Count.RULE] = rule = judgement_rule(row, gamma)
         counts[row.index, Count.GAMMA] = gamma
         if rule is Rule.RATIO and row.verifies_block:
-            raise EngineError("the sampler's graphs judge token by token, not whole blocks")
+            raise EngineError("the sampler's kernels judge token by token, not whole blocks")
         if not row.is_sampled_draft:
             counts[row.index, Count.FLAGS] += Flag.POINT_MASS
         if rule in (Rule.MATCH, Rule.RATIO):
@@ -142,28 +126,15 @@ def describe_judgement(
     return result
 
 
-def races(
-    rows: Sequence[SamplingRow],
-    shape: Shape,
-    noise: NoiseSource,
-    spans: Sequence[range],
-    width: int,
-) -> FloatArray:
-    """Shared exponentials at each row's ``spans``, [B, width, V] float32; ones where none race."""
-    values = np.ones((shape.num_rows, width, shape.vocab_size), dtype=np.float32)
-    for row, span in zip(rows, spans, strict=True):
-        if _has_race(row):
-            for column, depth in enumerate(span):
-                position = len(row.history) + depth
-                shared = noise.exponentials(row.seed, position, shape.vocab_size)
-                values[row.index, column] = shared
-    return values
-
-
 def race_addresses(
     rows: Sequence[SamplingRow], shape: Shape, spans: Sequence[range], width: int
 ) -> Feeds:
-    """Return the noise graph's inputs, with which it draws ``races`` itself; address 0 where no row races."""
+    """Return where kernels draw shared noise, at each row's ``spans``; 0 for rows that do not race.
+
+    Nothing where no row races.
+    """
+    if not any(_has_race(row) for row in rows):
+        return {}
     seeds = np.zeros((shape.num_rows, names.SEED_LIMBS), dtype=np.int64)
     positions = np.zeros((shape.num_rows, width), dtype=np.int64)
     for row, span in zip(rows, spans, strict=True):
@@ -180,10 +151,6 @@ def _lenience(row: SamplingRow) -> float:
 
 def _has_race(row: SamplingRow) -> bool:
     return row.mode is ExactnessMode.SEED_STABLE and not row.params.is_greedy
-
-
-def _is_truncated(params: SamplingParams, vocab_size: int) -> bool:
-    return not params.is_greedy and (0 < params.top_k < vocab_size or params.top_p < 1.0)
 
 
 def _settings(rows: Sequence[SamplingRow], shape: Shape) -> FloatArray:

@@ -1,4 +1,4 @@
-"""Runs the sampler's graphs, whatever library they are loaded in, and owns all of their memory.
+"""Runs the stages of the sampler's rounds, and owns all of their memory.
 
 Inputs of the host are uploaded in one piece per call, outputs are written to memory of the device,
 and nothing waits but ``downloads``. Probabilities of sampled drafts stay, one row of memory per slot:
@@ -11,69 +11,37 @@ place. Everything else is free again after the next wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Protocol
+from collections.abc import Mapping
 
 import numpy as np
-from outrider.engines.accelerators.device.base import ALIGNMENT, DeviceTensor, PlanDevice, Rows
+from outrider.engines.accelerators.device.base import DeviceTensor, PlanDevice
 from outrider.engines.accelerators.device.results import Results
 from outrider.engines.accelerators.device.sampling import tensors as names
+from outrider.engines.accelerators.device.sampling.kernels.launches import Kernels, Launches
+from outrider.engines.accelerators.device.sampling.tensors import Stage
 from outrider.engines.accelerators.device.transfers import Downloads, HostArray, Uploads
 
 _FLOAT32 = np.dtype(np.float32)
 
 
-class SamplerGraph(Protocol):
-    """One graph, loaded."""
-
-    @property
-    def inputs(self) -> Set[str]:
-        """Names of what it reads."""
-        ...
-
-    @property
-    def outputs(self) -> Sequence[str]:
-        """Names of what it writes."""
-        ...
-
-    def run(self, tensors: Mapping[str, DeviceTensor]) -> None:
-        """Enqueue it over its inputs and outputs, by name.
-
-        Raises:
-            EngineError: the library refuses, in its own words.
-        """
-        ...
-
-    def close(self) -> None:
-        """Free what it holds on the device."""
-        ...
-
-
 class SamplerRunner:
-    """The graphs of a sampler over one device.
+    """The kernels of a sampler over one device; it closes them.
 
     It keeps probabilities for ``depth`` positions of each slot.
     """
 
     def __init__(
-        self,
-        open_graph: Callable[[str], SamplerGraph],
-        *,
-        max_batch: int,
-        depth: int,
-        vocab_size: int,
-        device: PlanDevice,
+        self, kernels: Kernels, *, max_batch: int, depth: int, vocab_size: int, device: PlanDevice
     ) -> None:
         self.depth = depth
         self.vocab_size = vocab_size
         self.device = device
-        self._open_graph = open_graph
+        self._launches = Launches(kernels, device, vocab_size)
         self._max_batch = max_batch
         self._uploads = Uploads(device)
         self._results = Results(device)
         self.downloads = Downloads(device)
-        self._graphs: dict[str, SamplerGraph] = {}
-        # Made when a graph first wants it: greedy and retrieved drafts never do.
+        # Made when a call first wants it: greedy and retrieved drafts never do.
         self._kept: int | None = None
 
     def upload(self, arrays: Mapping[str, HostArray]) -> dict[str, DeviceTensor]:
@@ -82,59 +50,44 @@ class SamplerRunner:
 
     def run(
         self,
-        file: str,
+        stage: Stage,
         feeds: Mapping[str, HostArray | DeviceTensor],
         *,
         slot: int,
         num_rows: int,
     ) -> dict[str, DeviceTensor]:
-        """Run one graph; its outputs stay on the device until the next wait.
+        """Run one stage; its outputs stay on the device until the next wait.
 
         Args:
-            file: name of the graph.
+            stage: of a round.
             feeds: host arrays, contiguous, and device tensors by input name; all but the kept rows.
             slot: of row 0.
             num_rows: B.
 
         Raises:
-            EngineError: the graph cannot be loaded, or failed.
+            EngineError: the device refuses, in its own words.
         """
-        if file not in self._graphs:
-            self._graphs[file] = self._open_graph(file)
-        graph = self._graphs[file]
         arrays = {name: value for name, value in feeds.items() if isinstance(value, np.ndarray)}
         tensors = {name: value for name, value in feeds.items() if isinstance(value, DeviceTensor)}
         if arrays:
             tensors |= self._uploads.put(arrays)
-        positions = next(tensors[name] for name in names.COUNTED if name in tensors).shape[1]
+        positions = tensors[names.COUNTED[stage]].shape[1]
         sizes = {
             name: names.output_size(
                 name, num_rows=num_rows, positions=positions, vocab_size=self.vocab_size
             )
-            for name in graph.outputs
-            if name != names.NEW_KEPT_ROWS
+            for name in names.OUTPUTS[stage]
         }
         found = self._results.make(sizes)
-        if names.KEPT_ROWS not in graph.inputs:
-            graph.run(tensors | found)
-            return found
-        kept = self._kept_rows(slot, num_rows)
-        lent = self._aligned(kept)
-        tensors[names.KEPT_ROWS] = lent
-        if names.NEW_KEPT_ROWS in graph.outputs:
-            graph.run(tensors | found | {names.NEW_KEPT_ROWS: lent})
-            if lent is not kept:
-                self._copy(lent, kept)
-        else:
-            graph.run(tensors | found)
+        if names.SETTINGS in tensors:
+            tensors[names.KEPT_ROWS] = self._kept_rows(slot, num_rows)
+        self._launches.run(stage, tensors | found)
         return found
 
     def close(self) -> None:
-        """Free the device's memory; the device itself is the caller's."""
+        """Unload the kernels and free the device's memory; the device itself is the caller's."""
         self.device.wait()
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        self._launches.close()
         self._uploads.free()
         self._results.free()
         self.downloads.free()
@@ -149,16 +102,3 @@ class SamplerRunner:
             self._kept = self.device.allocate(self._max_batch * slot_bytes)
         shape = (num_rows, 1, self.depth, self.vocab_size)
         return DeviceTensor(self._kept + slot * slot_bytes, shape, _FLOAT32)
-
-    def _aligned(self, kept: DeviceTensor) -> DeviceTensor:
-        """The rows where a graph may bind them: in place, or as a copy at an aligned address."""
-        if kept.pointer % ALIGNMENT == 0:
-            return kept
-        lent = self._results.make({names.KEPT_ROWS: (kept.shape, kept.dtype)})[names.KEPT_ROWS]
-        self._copy(kept, lent)
-        return lent
-
-    def _copy(self, source: DeviceTensor, destination: DeviceTensor) -> None:
-        size = source.num_bytes
-        places = (Rows(destination.pointer, size), Rows(source.pointer, size))
-        self.device.copy_rows(*places, width=size, rows=1)

@@ -1,8 +1,8 @@
-"""The sampler of accelerators: ONNX graphs over logits that stay where they are.
+"""The sampler of accelerators: kernels over logits that stay where they are.
 
 The same distributions, modes and noise as ``engines.sampling.cpu_sampler``. Greedy and ``seed_stable`` tokens are the
 same from both, unless float32 rounding reverses two that are nearly equal. Where a number draws a
-token, the graphs lay the tokens out by id and that sampler lays them out by rank. So the distribution is the
+token, the kernels lay the tokens out by id and that sampler lays them out by rank. So the distribution is the
 same and the tokens of a seed are not. What reaches the host per step is one tensor of integers per row.
 
 ``Sampler``'s two methods hand their answers to the host at once. A ``DeviceRound`` takes the same
@@ -14,55 +14,46 @@ Not thread-safe: the thread that owns the engines owns it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from outrider.engines.accelerators.device.base import PlanDevice
 from outrider.engines.accelerators.device.sampling import tensors as names
+from outrider.engines.accelerators.device.sampling.kernels.launches import Kernels
 from outrider.engines.accelerators.device.sampling.lists import why_not
 from outrider.engines.accelerators.device.sampling.round import DeviceRound
-from outrider.engines.accelerators.device.sampling.runner import SamplerGraph, SamplerRunner
+from outrider.engines.accelerators.device.sampling.runner import SamplerRunner
 from outrider.engines.base import EngineError, FloatArray
 from outrider.engines.sampling.base import SamplingParams, SamplingRow, Verdict
 from outrider.engines.sampling.noise import CounterNoise, NoiseSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GraphSet:
-    """The graphs of a sampler, whatever library runs them.
-
-    Attributes:
-        open_graph: loads one of them by its file name.
-        draws_races: whether the noise of shared races, V numbers per position, is drawn on the device, whose words are
-            the host's to the bit, and is never uploaded.
-        are_kernels: whether they read lists only where a row has any, and draw races themselves, not by a graph.
-        list_limits: longest lists of parameters that they take, by axis; empty for any.
-        close: frees what they share, behind the last graph's end.
-    """
-
-    open_graph: Callable[[str], SamplerGraph]
-    draws_races: bool
-    are_kernels: bool = False
-    list_limits: Mapping[str, int] = field(default_factory=dict)
-    close: Callable[[], None] = lambda: None
+def why_too_large(vocab_size: int) -> str:
+    """Say that a vocabulary is larger than the kernels' sums of integers allow; empty where it is not."""
+    if vocab_size <= names.MAX_VOCAB_SIZE:
+        return ""
+    return f"vocabulary of {vocab_size}: the sampler's kernels take at most {names.MAX_VOCAB_SIZE}"
 
 
-class GraphSampler:
-    """Implements ``engines.sampling.base.Sampler`` with the exporter's sampler graphs, or with kernels.
+class DeviceSampler:
+    """Implements ``engines.sampling.base.Sampler`` with kernels.
 
     Args:
-        graphs: they; closed with the sampler.
+        kernels: they; closed with the sampler.
         max_batch: slots, an upper bound of ``SamplingRow.slot``.
-        max_gamma: draft tokens of a row at most; the one the graphs were made for.
-        vocab_size: V of the target, likewise.
+        max_gamma: draft tokens of a row at most.
+        vocab_size: V of the target.
         device: where they run, together with the engines; stays the caller's.
-        noise: where random numbers come from.
+        noise: where random numbers come from, but those of shared races: kernels draw the words of ``CounterNoise``.
+
+    Raises:
+        EngineError: the vocabulary is too large.
     """
 
     def __init__(
         self,
-        graphs: GraphSet,
+        kernels: Kernels,
         *,
         max_batch: int,
         max_gamma: int,
@@ -70,10 +61,11 @@ class GraphSampler:
         device: PlanDevice,
         noise: NoiseSource | None = None,
     ) -> None:
+        if reason := why_too_large(vocab_size):
+            raise EngineError(reason)
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
-        self._graphs = graphs
         self._runner = SamplerRunner(
-            graphs.open_graph,
+            kernels,
             max_batch=max_batch,
             depth=names.kept_depth(max_gamma),
             vocab_size=vocab_size,
@@ -82,7 +74,7 @@ class GraphSampler:
 
     def why_not(self, params: SamplingParams) -> str:
         """Say why rows with these parameters cannot be sampled here; empty where they can."""
-        return why_not(params, self._graphs.list_limits)
+        return why_not(params)
 
     def propose(
         self, logits: FloatArray, rows: Sequence[SamplingRow], *, vocab_size: int
@@ -90,12 +82,11 @@ class GraphSampler:
         """Draw one draft token per row; see ``engines.sampling.base.Sampler``.
 
         Raises:
-            EngineError: ``vocab_size`` is not the one of the graphs, a draft is longer than
-                ``max_gamma``, or a graph failed.
+            EngineError: ``vocab_size`` is not the sampler's, a draft is longer than ``max_gamma``, or a kernel failed.
         """
         if vocab_size != self._runner.vocab_size:
             known = self._runner.vocab_size
-            raise EngineError(f"vocab_size {vocab_size}: the sampler's graphs are for {known}")
+            raise EngineError(f"vocab_size {vocab_size}: the sampler is for {known}")
         tokens: dict[int, int] = {}
         for places, first, group in _groups(rows):
             depths = np.array([len(row.draft_tokens) for row in group])
@@ -112,7 +103,7 @@ class GraphSampler:
         """Judge whole drafts; see ``engines.sampling.base.Sampler``.
 
         Raises:
-            EngineError: a draft is longer than ``max_gamma``, or a graph failed.
+            EngineError: a draft is longer than ``max_gamma``, or a kernel failed.
         """
         verdicts: dict[int, Verdict] = {}
         for places, first, group in _groups(rows):
@@ -145,20 +136,11 @@ class GraphSampler:
         return self._round(rows, gamma)
 
     def close(self) -> None:
-        """Free the device's memory."""
+        """Unload the kernels and free the device's memory."""
         self._runner.close()
-        self._graphs.close()
 
     def _round(self, rows: Sequence[SamplingRow], gamma: int) -> DeviceRound:
-        graphs = self._graphs
-        return DeviceRound(
-            self._runner,
-            self._noise,
-            rows,
-            gamma=gamma,
-            race_noise=None if graphs.draws_races else self._noise,
-            has_kernels=graphs.are_kernels,
-        )
+        return DeviceRound(self._runner, self._noise, rows, gamma=gamma)
 
 
 def _groups(

@@ -1,4 +1,4 @@
-"""Names, shapes and codes of a device sampler's graphs, shared by exporter and sampler.
+"""Names, shapes and codes of what a device sampler's kernels read and write.
 
 Letters: B rows, R positions of a row (its draft tokens and one more), V the target's vocabulary,
 D positions that the memory of kept draft rows has room for. Lists are padded: ids with V, counts and
@@ -27,27 +27,12 @@ NO_TOKEN: Final = -1
 NO_HISTORY: Final = -2
 
 
-class Variant(StrEnum):
-    """Abilities of a graph; a row gets the same answer from every graph that can serve it.
+class Stage(StrEnum):
+    """Stages of a round: a draft token of each row, the judgement of all drafts, log-probabilities of the answer."""
 
-    GREEDY: argmax of raw logits. PLAIN: temperature and min-p. FULL: also top-k, top-p and all that
-    changes logits. RACE: also shared noise.
-    """
-
-    GREEDY = "greedy"
-    PLAIN = "plain"
-    FULL = "full"
-    RACE = "race"
-
-    @property
-    def has_rows(self) -> bool:
-        """True if the graph knows probabilities at all."""
-        return self is not Variant.GREEDY
-
-    @property
-    def is_full(self) -> bool:
-        """True if processors and truncation are in the graph."""
-        return self in (Variant.FULL, Variant.RACE)
+    PROPOSE = "propose"
+    JUDGE = "judge"
+    TOPS = "tops"
 
 
 class Rule(IntEnum):
@@ -134,7 +119,6 @@ COUNTS: Final = "counts"
 SETTINGS: Final = "settings"
 COINS: Final = "coins"  # [B, R] int64, uniforms of acceptance in units of 2 ** -53
 DRAWS: Final = "draws"  # [B, R] int64 (propose: [B, 1]), uniforms of draws
-RACES: Final = "races"  # [B, R, V] float32 (propose: [B, 1, V]), standard exponentials
 KEPT_ROWS: Final = "kept_rows"  # [B, 1, D, V] float32, probabilities of the draft tokens
 SEEN_IDS: Final = "seen_ids"  # [B, any] int64, distinct tokens of the history
 SEEN_COUNTS: Final = "seen_counts"  # [B, any] float32, 1 + how often each is in the output
@@ -145,32 +129,30 @@ END_IDS: Final = "end_ids"  # [B, any] int64
 BAD_PREFIXES: Final = "bad_prefixes"  # [B, any, P] int64, right-aligned, NO_TOKEN matches anything
 BAD_LASTS: Final = "bad_lasts"  # [B, any] int64
 RECENT: Final = "recent"  # [B, P] int64, end of the output, right-aligned, padded with NO_HISTORY
-# The lists, and what the axes behind the rows' are called.
-LISTS: Final[Mapping[str, tuple[str, ...]]] = {
-    SEEN_IDS: ("num_seen",),
-    SEEN_COUNTS: ("num_seen",),
-    BIAS_IDS: ("num_biases",),
-    BIAS_VALUES: ("num_biases",),
-    ALLOWED_IDS: ("num_allowed",),
-    END_IDS: ("num_ends",),
-    BAD_PREFIXES: ("num_bad", "prefix"),
-    BAD_LASTS: ("num_bad",),
-    RECENT: ("prefix",),
-}
+SEED_LIMBS: Final = 4
+SEEDS: Final = "seeds"  # [B, 4] int64, of shared noise: limbs of 16 bits, lowest first
+POSITIONS: Final = "positions"  # [B, R] int64 (propose: [B, 1]), where shared noise is drawn
 
 NEXT_TOKENS: Final = "next_tokens"  # propose: [B, 1] int64, feeds the draft model
 NEW_DRAFT_TOKENS: Final = "new_draft_tokens"  # propose: [B, R], with the token written in
-NEW_KEPT_ROWS: Final = "new_kept_rows"  # propose: bound to the memory of ``kept_rows``
 ANSWERS: Final = "answers"
 
-EMITTED: Final = "emitted"  # logprobs: [B, R] int64
-LOGPROBS: Final = "logprobs"  # logprobs: [B, R] float32
-TOP_IDS: Final = "top_ids"  # logprobs: [B, R, N] int64
-TOP_LOGPROBS: Final = "top_logprobs"  # logprobs: [B, R, N] float32
+EMITTED: Final = "emitted"  # tops: [B, R] int64
+LOGPROBS: Final = "logprobs"  # tops: [B, R] float32
+TOP_IDS: Final = "top_ids"  # tops: [B, R, N] int64
+TOP_LOGPROBS: Final = "top_logprobs"  # tops: [B, R, N] float32
 
-SEED_LIMBS: Final = 4
-SEEDS: Final = "seeds"  # noise: [B, 4] int64, limbs of 16 bits, lowest first
-POSITIONS: Final = "positions"  # noise: [B, R] int64; ``races`` comes out
+OUTPUTS: Final[Mapping[Stage, tuple[str, ...]]] = {
+    Stage.PROPOSE: (NEXT_TOKENS, NEW_DRAFT_TOKENS),
+    Stage.JUDGE: (ANSWERS,),
+    Stage.TOPS: (LOGPROBS, TOP_IDS, TOP_LOGPROBS),
+}
+# The input of a stage that has the axis R.
+COUNTED: Final[Mapping[Stage, str]] = {
+    Stage.PROPOSE: DRAFT_TOKENS,
+    Stage.JUDGE: DRAFT_TOKENS,
+    Stage.TOPS: EMITTED,
+}
 
 
 def kept_depth(max_gamma: int) -> int:
@@ -178,32 +160,10 @@ def kept_depth(max_gamma: int) -> int:
     return max(max_gamma, 1) + 1
 
 
-def propose_file(variant: Variant) -> str:
-    """Name of the graph that draws a draft token."""
-    return f"propose_{variant}.onnx"
-
-
-def judge_file(variant: Variant) -> str:
-    """Name of the graph that judges whole drafts."""
-    return f"judge_{variant}.onnx"
-
-
-def keeps_rows(file: str) -> bool:
-    """Say whether a graph writes probabilities that are kept."""
-    return file in {propose_file(variant) for variant in Variant if variant.has_rows}
-
-
-LOGPROBS_FILE: Final = "logprobs.onnx"
-NOISE_FILE: Final = "noise.onnx"
-
-# Of the inputs of a graph the first of these has the axis R.
-COUNTED: Final = (DRAFT_TOKENS, EMITTED, POSITIONS)
-
-
 def output_size(
     name: str, *, num_rows: int, positions: int, vocab_size: int
 ) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of an output that is no kept row."""
+    """Shape and type of an output."""
     shape: tuple[int, ...] = {
         NEXT_TOKENS: (1,),
         NEW_DRAFT_TOKENS: (positions,),
@@ -211,7 +171,6 @@ def output_size(
         LOGPROBS: (positions,),
         TOP_IDS: (positions, min(MAX_TOP_LOGPROBS, vocab_size)),
         TOP_LOGPROBS: (positions, min(MAX_TOP_LOGPROBS, vocab_size)),
-        RACES: (positions, vocab_size),
     }[name]
-    is_float = name in (LOGPROBS, TOP_LOGPROBS, RACES)
+    is_float = name in (LOGPROBS, TOP_LOGPROBS)
     return (num_rows, *shape), np.dtype(np.float32 if is_float else np.int64)

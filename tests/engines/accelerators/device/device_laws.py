@@ -3,8 +3,8 @@
 A graph is given all the noise of a round at once, so the walk of ``chosen_noise``, which follows one
 draw after another, does not apply. Here every number of a round is a coordinate. Along each the
 outcome is piecewise constant; the pieces are found by a grid and by bisecting all their borders at
-once, each trial a row of one batch with a seed of its own. What comes out is the graphs' own law,
-rounding included.
+once, each trial a row of one batch with a seed of its own. What comes out is the kernels' own law,
+rounding included. ``laws_of`` reads the laws of a row's single positions.
 """
 
 from __future__ import annotations
@@ -13,13 +13,20 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+from outrider.engines.accelerators.device.base import DeviceTensor, HostDevice
+from outrider.engines.accelerators.device.sampling import tensors as names
+from outrider.engines.accelerators.device.sampling.kernels.launches import Launches
+from outrider.engines.accelerators.device.sampling.rows import Shape, describe
+from outrider.engines.accelerators.device.sampling.tensors import Count, Rule, Stage
 from outrider.engines.sampling.noise import Purpose
 
+from tests.emulation.kernels.host import HostKernels
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import logits_of
 
 GRID = np.concatenate([[0.0], (np.arange(16) + 0.5) / 16, [1.0 - 2.0**-53]])
 NUM_BISECTIONS = 28
+MAX_GAMMA = 4
 MAX_TRIALS = len(GRID)
 
 
@@ -96,3 +103,33 @@ def _pieces(run, table, coordinate):
         open_ends = [half for half in halves if half[2] != half[3]]
     borders = sorted((low + high) / 2 for low, high, _, _ in open_ends)
     return list(pairwise([0.0, *borders, 1.0]))
+
+
+def laws_of(row, logits, kernels=None):
+    """Laws of the tokens behind each prefix of the row's draft, [R, V], as proposals keep them."""
+    num_positions, vocab_size = logits.shape
+    shape = Shape(
+        num_rows=1, num_positions=num_positions, depth=MAX_GAMMA + 1, vocab_size=vocab_size
+    )
+    launches = Launches(kernels or HostKernels(), HostDevice(), vocab_size)
+    laws = np.zeros((1, 1, shape.depth, vocab_size), dtype=np.float32)
+    tokens = []
+    for depth in range(num_positions):
+        arrays = describe([row], shape)
+        arrays[names.COUNTS][0, [Count.DEPTH, Count.KEEP_AT]] = depth
+        arrays[names.COUNTS][0, Count.RULE] = Rule.GREEDY if row.params.is_greedy else Rule.MATCH
+        arrays |= {
+            names.LOGITS: np.ascontiguousarray(logits[None, depth : depth + 1]),
+            names.DRAWS: np.zeros((1, 1), dtype=np.int64),
+            names.KEPT_ROWS: laws,
+            names.NEXT_TOKENS: np.zeros((1, 1), dtype=np.int64),
+            names.NEW_DRAFT_TOKENS: np.zeros((1, num_positions), dtype=np.int64),
+        }
+        tensors = {
+            name: DeviceTensor(array.ctypes.data, array.shape, array.dtype)
+            for name, array in arrays.items()
+        }
+        launches.run(Stage.PROPOSE, tensors)
+        tokens.append(int(arrays[names.NEXT_TOKENS][0, 0]))
+    launches.close()
+    return np.eye(vocab_size)[tokens] if row.params.is_greedy else laws[0, 0, :num_positions]

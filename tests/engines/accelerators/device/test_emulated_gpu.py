@@ -17,13 +17,12 @@ import pytest
 from outrider.engines.accelerators import pair
 from outrider.engines.accelerators.device.base import HostDevice
 from outrider.engines.accelerators.device.cuda import CudaDevice
-from outrider.engines.accelerators.device.sampling.kernels import compiled
 from outrider.engines.accelerators.onnx import device_plan
 from outrider.engines.base import BundleError, EngineError, FloatArray
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.onnx import session
 from outrider.engines.opening import choose_device, open_engine, open_pair
-from outrider.engines.pair import DEVICE, HOST
+from outrider.engines.pair import AUTO, DEVICE, HOST
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.export.accelerators.tensorrt.build import BuildOptions, build_plans
 from outrider.export.weights.half_weights import BFLOAT16
@@ -51,7 +50,7 @@ CHUNK = 16
 
 @pytest.fixture(scope="module")
 def root(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny pair with emulated plans in float32, for chains and trees, and of its sampler."""
+    """The tiny pair with emulated plans in float32, for chains and trees."""
     root = tmp_path_factory.mktemp("emulated") / "bundle"
     shutil.copytree(tiny_bundle, root)
     with pytest.MonkeyPatch.context() as patch:
@@ -81,14 +80,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> EmulatedCuda:
 def scheduled(request: pytest.FixtureRequest) -> Iterator[EmulatedCuda]:
     with pytest.MonkeyPatch.context() as patch:
         yield emulate(patch, eager=SCHEDULES[request.param])
-
-
-@pytest.fixture(params=["graphs", "kernels"])
-def sampled_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What samples on the device; of a GPU that is there already."""
-    missing = "" if request.param == "kernels" else "no compiler here"
-    monkeypatch.setattr(compiled, "why_no_compiler", lambda capability: missing)
-    return str(request.param)
 
 
 class TestPlans(TreeContract):
@@ -147,7 +138,7 @@ def single_tokens(bundle: Bundle, device: str) -> FloatArray:
 
 @pytest.mark.parametrize("device", ["tensorrt:0", "cuda:0"])
 def test_an_opening_that_fails_leaves_nothing_on_the_device(
-    cuda: EmulatedCuda, sampled_by: str, root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+    cuda: EmulatedCuda, root: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = load_bundle(root)
     with pytest.raises(BundleError, match="max_batch 99: the bundle allows"):
@@ -215,7 +206,6 @@ def test_rounds_answer_as_the_host_does_whatever_runs_late(
     root: Path,
     expected: dict[float, list[tuple[int, ...]]],
     device: str,
-    sampled_by: str,
 ) -> None:
     harness = serve(load_bundle(root), device, DEVICE)
     traffic, launched = harness.pair.rounds.device.traffic, scheduled.num_launched
@@ -230,7 +220,7 @@ def test_rounds_answer_as_the_host_does_whatever_runs_late(
     harness.pair.close()
 
 
-def test_what_is_opened_is_freed(cuda: EmulatedCuda, sampled_by: str, root: Path) -> None:
+def test_what_is_opened_is_freed(cuda: EmulatedCuda, root: Path) -> None:
     bundle = load_bundle(root)
     for device in ("tensorrt:0", "cuda:0"):
         for place in (DEVICE, HOST):
@@ -381,3 +371,20 @@ def test_a_server_opens_on_plans_alone(
     assert parts.rounds is not None
     assert parts.target.limits.max_tree_nodes > 0
     assert [plan.entry.capacity for plan in parts.target._plans] == [128, 768]
+
+
+@pytest.mark.parametrize("device", ["tensorrt:0", "cuda:0"])
+def test_without_a_compiler_of_kernels_the_host_samples_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+    root: Path,
+    expected: dict[float, list[tuple[int, ...]]],
+    device: str,
+) -> None:
+    emulate(monkeypatch, has_kernels=False)
+    bundle = load_bundle(root)
+    harness = serve(bundle, device, AUTO)
+    assert harness.pair.place == "on the host: no compiler here"
+    assert harness.answers(requests(temperature=1.0)) == expected[1.0]
+    harness.pair.close()
+    with pytest.raises(EngineError, match="sampler device: no compiler here"):
+        open_pair(bundle, device=device, sampler=DEVICE)

@@ -1,7 +1,7 @@
-"""The sampler's kernels on the host: laws of single rows, bits in every order of threads, launches, mutants.
+"""The sampler's kernels on the host: cuts, bits in every order of threads, launches, mutants.
 
-Whole rounds and batches of every kind are answered by kernels in ``test_sampler_laws``, ``test_round``,
-``tests.engines.accelerators.onnx.test_sampler`` and ``tests.engines.sampling.test_mixed_batches``.
+Laws, whole rounds and batches of every kind are in ``test_sampler_laws``, ``test_round``, ``test_sampler`` and
+``test_kernel_batches``.
 """
 
 from __future__ import annotations
@@ -15,25 +15,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.accelerators.device.base import DeviceTensor, HostDevice
-from outrider.engines.accelerators.device.sampling import tensors as names
-from outrider.engines.accelerators.device.sampling.kernels.graphs import (
-    KernelGraph,
-    Scratch,
-    open_kernel_sampler,
-)
-from outrider.engines.accelerators.device.sampling.rows import Shape, describe
-from outrider.engines.accelerators.device.sampling.tensors import Count, Rule, Variant
+from outrider.engines.accelerators.device.base import HostDevice
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.noise import NoiseSource, Purpose
 
 from tests.emulation.kernels.host import _SOURCE, HostKernels, library
-from tests.engines.accelerators.device.test_sampler_laws import LAWS, LOGITS, MAX_ERROR, law_case
+from tests.engines.accelerators.device.device_laws import MAX_GAMMA, laws_of
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import TableNoise, logits_of
 from tests.engines.sampling.mixed_batches import check_mixed_batch, drafted_by, mixed_rows
 
-MAX_GAMMA = 4
 ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
 
@@ -50,7 +42,7 @@ class Counting(HostKernels):
 
 
 def opened(kernels: HostKernels, vocab_size: int, noise: NoiseSource | None = None):
-    return open_kernel_sampler(
+    return DeviceSampler(
         kernels,
         max_batch=4,
         max_gamma=MAX_GAMMA,
@@ -58,47 +50,6 @@ def opened(kernels: HostKernels, vocab_size: int, noise: NoiseSource | None = No
         device=HostDevice(),
         noise=noise,
     )
-
-
-def laws_of(row, logits, kernels=None):
-    """Laws of the tokens behind each prefix of the row's draft, [R, V], as proposals keep them."""
-    num_positions, vocab_size = logits.shape
-    shape = Shape(
-        num_rows=1, num_positions=num_positions, depth=MAX_GAMMA + 1, vocab_size=vocab_size
-    )
-    scratch = Scratch(HostDevice())
-    graph = KernelGraph(
-        kernels or HostKernels(), scratch, names.propose_file(Variant.FULL), vocab_size
-    )
-    laws = np.zeros((1, 1, shape.depth, vocab_size), dtype=np.float32)
-    tokens = []
-    for depth in range(num_positions):
-        arrays = describe([row], shape, Variant.FULL, has_lists=True)
-        arrays[names.COUNTS][0, [Count.DEPTH, Count.KEEP_AT]] = depth
-        arrays[names.COUNTS][0, Count.RULE] = Rule.GREEDY if row.params.is_greedy else Rule.MATCH
-        arrays |= {
-            names.LOGITS: np.ascontiguousarray(logits[None, depth : depth + 1]),
-            names.DRAWS: np.zeros((1, 1), dtype=np.int64),
-            names.KEPT_ROWS: laws,
-            names.NEXT_TOKENS: np.zeros((1, 1), dtype=np.int64),
-            names.NEW_DRAFT_TOKENS: np.zeros((1, num_positions), dtype=np.int64),
-        }
-        graph.run(
-            {
-                name: DeviceTensor(array.ctypes.data, array.shape, array.dtype)
-                for name, array in arrays.items()
-            }
-        )
-        tokens.append(int(arrays[names.NEXT_TOKENS][0, 0]))
-    scratch.free()
-    return np.eye(vocab_size)[tokens] if row.params.is_greedy else laws[0, 0, :num_positions]
-
-
-@pytest.mark.parametrize("kind", LOGITS)
-@pytest.mark.parametrize("name", LAWS)
-def test_every_position_has_the_oracles_law(name: str, kind: str) -> None:
-    row, logits, expected = law_case(name, kind)
-    assert np.abs(laws_of(row, logits) - expected).max() < MAX_ERROR
 
 
 @pytest.mark.parametrize("top_k", [1, 700, 2999])

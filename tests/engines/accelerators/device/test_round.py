@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from outrider.engines.accelerators.device.base import Call
 from outrider.engines.accelerators.device.results import Results
 from outrider.engines.accelerators.device.transfers import Uploads
@@ -13,7 +14,6 @@ from outrider.engines.accelerators.onnx.bound_session import BoundSession
 from outrider.engines.base import EngineError
 from outrider.engines.onnx.session import open_session
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
-from outrider.export.accelerators.sampler_graphs.builder import FLOAT, INT64, Graph
 
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import same
@@ -28,11 +28,18 @@ class MarkovModel:
     """Logits that depend on the last token alone, looked up on the device."""
 
     def __init__(self, table, path, device):
-        graph = Graph("markov")
-        tokens = graph.input("tokens", INT64, ["batch", "positions"])
-        rows = graph.op("Gather", graph.constant(table, FLOAT), tokens, axis=0)
-        graph.output("logits", rows, ["batch", "positions", table.shape[1]])
-        path.write_bytes(graph.model().SerializeToString())
+        axes = ["batch", "positions"]
+        graph = helper.make_graph(
+            [helper.make_node("Gather", ["table", "tokens"], ["logits"])],
+            "markov",
+            [helper.make_tensor_value_info("tokens", TensorProto.INT64, axes)],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*axes, table.shape[1]])],
+            [numpy_helper.from_array(table, "table")],
+        )
+        opset = helper.make_opsetid("", 24)
+        path.write_bytes(
+            helper.make_model(graph, opset_imports=[opset], ir_version=11).SerializeToString()
+        )
         self.session = BoundSession(open_session(path), device)
         self.results = Results(device)
         self.size = table.shape[1]

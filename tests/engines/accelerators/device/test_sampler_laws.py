@@ -1,21 +1,15 @@
-"""The laws that the device sampler's graphs have, against the oracle: whole rounds and single rows."""
+"""The laws that the device sampler's kernels have, against the oracle: whole rounds and single rows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from outrider.engines.accelerators.device.sampling import tensors as names
-from outrider.engines.accelerators.device.sampling.rows import Shape, describe
-from outrider.engines.accelerators.device.sampling.tensors import Variant
-from outrider.engines.onnx.session import open_session
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.noise import CounterNoise, Purpose
-from outrider.export.accelerators.sampler_graphs.adjust import adjusted, declare_rows
-from outrider.export.accelerators.sampler_graphs.builder import FLOAT, Graph
 from outrider.runtime.oracle.sampling import adjusted_probs
 from outrider.runtime.oracle.verification import emitted_probs, point_mass
 
-from tests.engines.accelerators.device.device_laws import outcomes, round_law
+from tests.engines.accelerators.device.device_laws import laws_of, outcomes, round_law
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import TableNoise
 from tests.runtime.oracle.laws import (
@@ -143,39 +137,6 @@ def test_a_draw_never_yields_a_token_without_mass(loaded, uniform):
     assert found == [((), 0, 1 if uniform == 0.0 else 2)]
 
 
-@pytest.fixture(scope="module")
-def adjust(tmp_path_factory):
-    """Laws of a row's next tokens, [R, V], as the full graphs compute them."""
-    sessions = {}
-
-    def session(vocab_size):
-        graph = Graph("adjust")
-        logits = graph.input(names.LOGITS, FLOAT, ["batch", "positions", vocab_size])
-        rows = declare_rows(graph, Variant.FULL)
-        columns = graph.ids(rows.draft_tokens.length(1)).unsqueeze(0).unsqueeze(2)
-        probs = adjusted(logits, columns, rows, vocab_size=vocab_size, variant=Variant.FULL)
-        graph.output("probs", probs.probs, ["batch", "positions", vocab_size])
-        graph.output("greatest", probs.order.argmax(vocab_size), ["batch", "positions", 1])
-        path = tmp_path_factory.mktemp("adjust") / "adjust.onnx"
-        path.write_bytes(graph.model().SerializeToString())
-        return open_session(path)
-
-    def laws(logits, row):
-        num_positions, vocab_size = logits.shape
-        if vocab_size not in sessions:
-            sessions[vocab_size] = session(vocab_size)
-        shape = Shape(num_rows=1, num_positions=num_positions, depth=9, vocab_size=vocab_size)
-        feeds = describe([row], shape, Variant.FULL, has_lists=True)
-        probs, greatest = sessions[vocab_size].run(
-            ["probs", "greatest"], {**feeds, names.LOGITS: logits[None]}
-        )
-        if row.params.is_greedy:
-            return np.eye(vocab_size)[greatest[0, :, 0]]
-        return probs[0]
-
-    return laws
-
-
 HISTORY = np.array([3, 1, 4, 1, 5, 2, 6], dtype=np.int64)
 DRAFT = (5, 3, 1)
 LAWS = {
@@ -245,34 +206,34 @@ def law_case(name, kind):
 
 @pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize("name", LAWS)
-def test_every_position_has_the_oracles_law(adjust, name, kind):
+def test_every_position_has_the_oracles_law(name, kind):
     row, logits, expected = law_case(name, kind)
-    assert np.abs(adjust(logits, row) - expected).max() < MAX_ERROR
+    assert np.abs(laws_of(row, logits) - expected).max() < MAX_ERROR
 
 
 @pytest.mark.parametrize("scale", [1e-42, 1e-38, 1e-3, 1e5, 1e37])
-def test_thresholds_are_found_at_every_magnitude_of_a_float(adjust, scale):
+def test_thresholds_are_found_at_every_magnitude_of_a_float(scale):
     steps = np.array([3.0, -2.0, 1.0, 0.0, -1.0, 2.0, -3.0, 0.0, 1.0])
     logits = (steps * scale).astype(np.float32)[None]
     for top_k in range(1, 9):
         params = SamplingParams(top_k=top_k, temperature=max(scale, 1.0))
         expected = set(np.argsort(-logits[0], kind="stable")[:top_k].tolist())
-        assert set(np.flatnonzero(adjust(logits, row_for(params=params))[0]).tolist()) == expected
+        assert set(np.flatnonzero(laws_of(row_for(params=params), logits)[0]).tolist()) == expected
 
 
-def test_exactly_k_are_kept_where_neighbouring_floats_decide(adjust):
+def test_exactly_k_are_kept_where_neighbouring_floats_decide():
     logits = np.full((1, 9), 1.0, dtype=np.float32)
     logits[0, 5] = np.nextafter(np.float32(1.0), np.float32(2.0))
-    assert np.flatnonzero(adjust(logits, row_for(params=SamplingParams(top_k=1)))[0]).tolist() == [
+    assert np.flatnonzero(laws_of(row_for(params=SamplingParams(top_k=1)), logits)[0]).tolist() == [
         5
     ]
-    kept = adjust(logits, row_for(params=SamplingParams(top_k=3)))[0]
+    kept = laws_of(row_for(params=SamplingParams(top_k=3)), logits)[0]
     assert np.flatnonzero(kept).tolist() == [0, 1, 5]
 
 
 @pytest.mark.parametrize(("top_p", "num_kept"), [(0.5, 4), (0.75, 6), (0.125, 1), (0.126, 2)])
-def test_the_mass_before_decides_at_the_border_itself(adjust, top_p, num_kept):  # T10
+def test_the_mass_before_decides_at_the_border_itself(top_p, num_kept):  # T10
     logits = np.zeros((1, 9), dtype=np.float32)
     logits[0, 8] = -np.inf
-    kept = adjust(logits, row_for(params=SamplingParams(top_p=top_p)))[0]
+    kept = laws_of(row_for(params=SamplingParams(top_p=top_p)), logits)[0]
     assert np.flatnonzero(kept).tolist() == list(range(num_kept))

@@ -13,12 +13,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from outrider.engines.accelerators.device.engine import PlanEngine
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.accelerators.onnx.device_plan import open_on_device
-from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
 from outrider.engines.accelerators.pair import open_together
 from outrider.engines.base import EngineError, FloatArray, Span
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.pair import DEVICE, HOST, Pair
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig
@@ -29,6 +28,7 @@ from outrider.runtime.core.request import Request
 from outrider.runtime.loop import prefill as prompts
 from outrider.runtime.loop.device_step import TREES
 
+from tests.emulation.kernels.host import HostKernels
 from tests.engines.accelerators.device.strict_device import StrictDevice
 from tests.runtime.markov import feed_all_but_last_tokens, spec
 from tests.runtime.pair import PairHarness
@@ -94,6 +94,7 @@ class Log:
         self.words: list[str] = []
         memory = device.pair.rounds.device
         self._note(patch, onnxruntime.InferenceSession, "run_with_iobinding", "run")
+        self._note(patch, HostKernels, "launch", "launch")
         for name in ("upload", "download", "wait"):
             self._note(patch, memory, name, name)
         self._note(patch, device.worker._event_queue, "send", "hand over")
@@ -117,9 +118,9 @@ def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
     stream, prompt = decoding_beside_a_prompt(device, "order")
     traffic = device.pair.rounds.device.traffic
     log = Log(monkeypatch, device)
-    # What the sampler reads. Three draft steps and their draws, the target, the judgement; each draw with its noise,
-    # which the host draws here.
-    launch = ["upload", *["upload", "run"] * 8]
+    # What the sampler reads. Three draft steps and their draws, the target, the judgement.
+    model = ["upload", "run"]
+    launch = ["upload", *[*model, "launch"] * 3, *model, "launch", "launch"]
     for _ in range(3):
         log.words.clear()
         before, num_computed = replace(traffic), live(device, prompt).cache.num_computed
@@ -131,7 +132,7 @@ def test_a_step_is_launch_then_planning_then_the_one_wait_then_commit(
             "hand over",
             "admit",
             "plan",
-            *("upload", "run"),
+            *model,
             "wait",
             "commit",
         ]
@@ -381,8 +382,8 @@ def with_trees(bundle: Bundle) -> Iterator[PairHarness]:
         bundle,
         memory,
         lambda entry, part: open_on_device(bundle, entry, memory, max_batch=4, with_trees=True),
-        lambda: open_onnx_sampler(
-            bundle.root / SAMPLER_FOLDER,
+        lambda: DeviceSampler(
+            HostKernels(),
             max_batch=4,
             max_gamma=manifest.max_gamma,
             vocab_size=manifest.target.vocab_size,

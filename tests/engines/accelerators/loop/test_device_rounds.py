@@ -15,12 +15,12 @@ import numpy as np
 import onnxruntime
 import pytest
 from outrider.engines.accelerators.device.engine import PlanEngine
+from outrider.engines.accelerators.device.sampling.kernels.launches import Launches
 from outrider.engines.accelerators.device.sampling.lists import NGRAMS
-from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.accelerators.pair import open_together
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.bundle.names import SAMPLER_FOLDER
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import DEVICE, HOST, choose_place
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
@@ -41,6 +41,7 @@ from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.verify.chi_square import goodness_of_fit
 
+from tests.emulation.kernels.host import HostKernels, sample_on_host
 from tests.engines.accelerators.device.strict_device import StrictDevice
 from tests.engines.contract import extend_one
 from tests.runtime.markov import feed_all_but_last_tokens, spec
@@ -277,7 +278,7 @@ def test_a_neighbour_that_the_host_must_see_changes_no_token(
 
 
 class Library:
-    """Counts what ONNX Runtime is asked for, and holds every bound address against the device."""
+    """Counts what ONNX Runtime and the kernels are asked for, and holds every address against the device."""
 
     # Each of these waits for the device, or copies over its border.
     CROSSING = (
@@ -292,7 +293,7 @@ class Library:
     )
 
     def __init__(self, patch: pytest.MonkeyPatch, memory: StrictDevice) -> None:
-        self.num_runs = 0
+        self.num_runs = self.num_launches = 0
         for owner, name in self.CROSSING:
             patch.setattr(owner, name, self._refuse(name))
         run, bind = (
@@ -311,6 +312,19 @@ class Library:
             assert memory.owns(pointer, num_bytes), f"{name} is not on the device"
             bind(binding, name, kind, index, dtype, shape, pointer)
 
+        run_stage, launch = Launches.run, HostKernels.launch
+
+        def checked_stage(launches, stage, tensors):
+            for name, tensor in tensors.items():
+                assert memory.owns(tensor.pointer, tensor.num_bytes), f"{name} is not on the device"
+            run_stage(launches, stage, tensors)
+
+        def counted_launch(kernels, *arguments):
+            self.num_launches += 1
+            launch(kernels, *arguments)
+
+        patch.setattr(Launches, "run", checked_stage)
+        patch.setattr(HostKernels, "launch", counted_launch)
         patch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", counted_run)
         patch.setattr(onnxruntime.IOBinding, "bind_input", checked_bind)
 
@@ -353,16 +367,18 @@ def test_a_step_is_one_copy_to_the_host_and_one_wait(
     library = Library(monkeypatch, memory)
     for _ in range(3):
         before = replace(memory.traffic)
-        num_runs, num_tokens = library.num_runs, len(device.tokens(asked[3].request_id))
+        num_runs, num_launches = library.num_runs, library.num_launches
+        num_tokens = len(device.tokens(asked[3].request_id))
         assert device.worker.run_step()
         assert len(device.tokens(asked[3].request_id)) > num_tokens
         assert memory.traffic.num_waits - before.num_waits == 1
         assert memory.traffic.num_to_host - before.num_to_host == 1
-        # Two graphs per draft token, the target and the judge. Each pass of a model has an upload, and all of the
-        # sampler's calls have one together, but for the noise of races, which the host draws here.
-        assert library.num_runs - num_runs == 2 * gamma + 2
-        num_races = gamma + 1 if mode == STABLE and gamma else 0
-        assert memory.traffic.num_to_device - before.num_to_device == gamma + 2 + num_races
+        # A pass of the draft model and a launch per draft token, the target, and two launches that judge. Each pass of
+        # a model has an upload, and all of the sampler's calls have one together. Penalties are a launch before each.
+        assert library.num_runs - num_runs == gamma + 1
+        num_processed = gamma + 1 if params.has_processors else 0
+        assert library.num_launches - num_launches == gamma + 2 + num_processed
+        assert memory.traffic.num_to_device - before.num_to_device == gamma + 2
     monkeypatch.undo()
     device.run()
 
@@ -461,8 +477,8 @@ def test_everything_is_kept_where_the_draft_is_the_target(tiny_bundle: Path) -> 
         bundle,
         memory,
         lambda entry, part: open_on_device(bundle, bundle.manifest.target, memory, max_batch=2),
-        lambda: open_onnx_sampler(
-            bundle.root / SAMPLER_FOLDER,
+        lambda: DeviceSampler(
+            HostKernels(),
             max_batch=2,
             max_gamma=bundle.manifest.max_gamma,
             vocab_size=bundle.manifest.target.vocab_size,
@@ -493,16 +509,18 @@ def test_everything_is_kept_where_the_draft_is_the_target(tiny_bundle: Path) -> 
     harness.close()
 
 
-def test_where_rounds_are_sampled_is_chosen_by_rule(tiny_bundle: Path, tmp_path: Path) -> None:
+def test_where_rounds_are_sampled_is_chosen_by_rule(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choose_place("auto", is_accelerator=False, missing="") == (
         HOST,
         "it is the device, and its own sampler is faster",
     )
     assert choose_place("auto", is_accelerator=True, missing="") == (DEVICE, "an accelerator")
-    assert choose_place("auto", is_accelerator=True, missing="no graphs") == (HOST, "no graphs")
+    assert choose_place("auto", is_accelerator=True, missing="no kernels") == (HOST, "no kernels")
     assert choose_place("host", is_accelerator=True, missing="") == (HOST, "asked for")
-    with pytest.raises(EngineError, match="sampler device: no graphs"):
-        choose_place("device", is_accelerator=False, missing="no graphs")
+    with pytest.raises(EngineError, match="sampler device: no kernels"):
+        choose_place("device", is_accelerator=False, missing="no kernels")
     with pytest.raises(ConfigError, match="sampler"):
         ServerConfig(sampler="moon")
     pair = open_pair(load_bundle(tiny_bundle))
@@ -510,6 +528,9 @@ def test_where_rounds_are_sampled_is_chosen_by_rule(tiny_bundle: Path, tmp_path:
     assert pair.place == "on the host: it is the device, and its own sampler is faster"
     pair.close()
     config = ServerConfig(sampler="device", default_gamma=2, max_running=2)
+    with pytest.raises(EngineError, match="sampler device: the sampler's kernels are for GPUs"):
+        load_model(tiny_bundle, ServeOptions(device="cpu", config=config))
+    sample_on_host(monkeypatch)
     serving = load_model(tiny_bundle, ServeOptions(device="cpu", config=config))
     assert serving.worker._parts.rounds is not None
     with pytest.raises(EngineError, match=r"device 'gpu'|device gpu"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 from outrider.engines.accelerators.device.base import Call, DeviceTensor, HostDevice
 from outrider.engines.accelerators.onnx import bound_session
@@ -13,15 +14,16 @@ from outrider.engines.accelerators.onnx.bound_session import BoundSession
 from outrider.engines.base import EngineError
 from outrider.engines.onnx import session as onnx_session
 from outrider.engines.onnx.session import open_session, records_graphs
-from outrider.export.accelerators.sampler_graphs.builder import FLOAT, Graph
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    graph = Graph("double")
-    graph.output("y", graph.input("x", FLOAT, ["n"]) * 2.0, ["n"])
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["" : 24]>'
+        "double (float[n] x) => (float[n] y) <float two = {2.0}> { y = Mul (x, two) }"
+    )
     file = tmp_path / "double.onnx"
-    file.write_bytes(graph.model().SerializeToString())
+    file.write_bytes(model.SerializeToString())
     return file
 
 

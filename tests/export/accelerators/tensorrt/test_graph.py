@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
-from outrider.engines.accelerators.device.sampling.plans import sampler_profile
 from outrider.engines.accelerators.tensorrt.api import RTX, TensorRtApi, find_api, make_logger
 from outrider.engines.base import BundleError, EngineError, FloatArray
-from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.bundle.plans import derive_profiles
+from outrider.engines.bundle.plans import Profile, Range, derive_profiles
 from outrider.engines.onnx.session import open_session
 from outrider.export.accelerators.tensorrt.graph import derive_graph
 from outrider.export.accelerators.tensorrt.network import (
@@ -341,9 +340,14 @@ class KeepingApi(TensorRtApi):
 
 @pytest.mark.filterwarnings("ignore:.*Timing cache operations:DeprecationWarning")
 def test_measured_kernel_choices_are_given_back_to_the_next_build(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = load_bundle(tiny_bundle)
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["" : 24]>'
+        "double (float[batch, tokens] x) => (float[batch, tokens] y) <float two = {2.0}> { y = Mul (x, two) }"
+    )
+    onnx.save(model, tmp_path / "double.onnx")
+    axis = Range(1, 1, 2)
     found = find_api(RTX)
     api = KeepingApi(flavour=found.flavour, version=found.version, trt=found.trt)
     assert (find_api(RTX).has_timing_cache, api.has_timing_cache) == (False, True)
@@ -356,9 +360,9 @@ def test_measured_kernel_choices_are_given_back_to_the_next_build(
         lambda config, data: (given.append(bytes(data)), create(config, data))[1],
     )
     asked = PlanJob(
-        graph=tiny_bundle / "sampler" / "propose_greedy.onnx",
+        graph=tmp_path / "double.onnx",
         num_attentions=0,
-        profiles=(sampler_profile(bundle.manifest, gamma=2, opt_batch=2),),
+        profiles=(Profile(name="any", batch=axis, tokens=axis, wanted=axis),),
         precision="float32",
         compute_capability="8.0",
         timing_cache=file,

@@ -1,24 +1,25 @@
-"""The device sampler's graphs on the CPU: their laws against the oracle, their answers beside others.
+"""The device sampler's kernels on the CPU: their laws against the oracle, their answers beside others.
 
 Laws are enumerated. Answers are compared token for token, at fixed seeds, with a sequential sampler over the oracle's
 float64 laws (``tests.engines.sampling.mixed_batches`` says why), those of batches of every kind in
-``tests.engines.sampling.test_mixed_batches``. ``CpuSampler`` draws truncated and long rows in another order, so with it
+``test_kernel_batches``. ``CpuSampler`` draws truncated and long rows in another order, so with it
 greedy and ``seed_stable`` answers are compared.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from outrider.engines.accelerators.onnx.sampler import open_onnx_sampler
-from outrider.engines.base import BundleError, EngineError
+from outrider.engines.accelerators.device.base import HostDevice
+from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
+from outrider.engines.base import EngineError
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
-from outrider.export.accelerators.sampler_graphs import sampler_graphs
 
+from tests.emulation.kernels.host import HostKernels
+from tests.engines.accelerators.device.device_laws import MAX_GAMMA
 from tests.engines.rows import row_for
 from tests.engines.sampling.chosen_noise import logits_of, same
 from tests.engines.sampling.mixed_batches import drafted_by
@@ -26,18 +27,13 @@ from tests.engines.sampling.reference_sampler import ReferenceSampler
 from tests.runtime.oracle.laws import F1_DRAFT, F1_TARGET
 
 MAX_ERROR = 1e-6
-MAX_GAMMA = 4
 MAX_ACCEPT, SEED_STABLE, LENIENT = ExactnessMode
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def test_races_drawn_on_the_device_are_won_by_the_same_tokens(folders):
-    samplers = [
-        open_onnx_sampler(
-            folders(8), max_batch=2, max_gamma=MAX_GAMMA, vocab_size=8, draws_races=draws_races
-        )
-        for draws_races in (True, False)
-    ]
+def test_races_of_the_greatest_seeds_are_won_by_the_same_tokens(loaded):
+    """Seeds reach the kernels in limbs of 16 bits."""
+    samplers = [loaded(8)[1], ReferenceSampler()]
     generator = np.random.default_rng(2)
     logits = generator.normal(size=(2, 3, 8)).astype(np.float32)
     for seed in range(2**63, 2**63 + 20):
@@ -50,7 +46,8 @@ def test_races_drawn_on_the_device_are_won_by_the_same_tokens(folders):
         judged = [
             replace(row, draft_tokens=draft) for row, draft in zip(rows, drafts[0], strict=True)
         ]
-        assert samplers[0].judge(logits, judged) == samplers[1].judge(logits, judged)
+        verdicts = (sampler.judge(logits, judged) for sampler in samplers)
+        assert all(map(same, *verdicts))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -166,9 +163,8 @@ def test_a_broken_row_behind_a_rejection_is_not_looked_at(loaded):  # T6
 
 
 @pytest.mark.parametrize("draft_vocab_size", [5, 11])
-def test_a_draft_of_another_vocabulary_is_cut_or_filled(folders, draft_vocab_size):  # T35
-    folder = folders(8, draft_vocab_size)
-    device = open_onnx_sampler(folder, max_batch=1, max_gamma=MAX_GAMMA, vocab_size=8)
+def test_a_draft_of_another_vocabulary_is_cut_or_filled(loaded, draft_vocab_size):  # T35
+    _, device = loaded(8)
     reference = ReferenceSampler()
     generator = np.random.default_rng(4)
     target = generator.normal(size=(1, 2, 8)).astype(np.float32)
@@ -191,14 +187,13 @@ def test_a_draft_token_outside_the_vocabulary_is_rejected(loaded, mode, params):
     assert verdict.next_token in range(4)
 
 
-def test_what_the_graphs_cannot_hold_is_refused_by_name(loaded, folders):
+def test_what_the_kernels_cannot_hold_is_refused_by_name(loaded):
     _, device = loaded(4)
     with pytest.raises(EngineError, match="vocab_size 5"):
         device.propose(np.zeros((1, 1, 4), dtype=np.float32), [row_for()], vocab_size=5)
     with pytest.raises(EngineError, match="at most 4"):
         device.judge(np.zeros((1, 6, 4), dtype=np.float32), [row_for((0, 1, 2, 3, 0))])
-    with pytest.raises(EngineError, match="no such sampler graph"):
-        missing = open_onnx_sampler(Path("nowhere"), max_batch=1, max_gamma=1, vocab_size=4)
-        missing.judge(np.zeros((1, 1, 4), dtype=np.float32), [row_for()])
-    with pytest.raises(BundleError, match="at most 1048576"):
-        sampler_graphs(vocab_size=(1 << 20) + 1, draft_vocab_size=None, max_gamma=1)
+    # Sums of more probabilities would not fit their integers.
+    sizes = {"max_batch": 1, "max_gamma": 1, "vocab_size": (1 << 20) + 1}
+    with pytest.raises(EngineError, match=r"vocabulary of 1048577: .* at most 1048576"):
+        DeviceSampler(HostKernels(), device=HostDevice(), **sizes)

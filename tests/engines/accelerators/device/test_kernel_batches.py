@@ -1,4 +1,4 @@
-"""The device's graphs and kernels on the batches that the host's sampler answers."""
+"""The device's kernels on the batches that the host's sampler answers."""
 
 import pytest
 from outrider.engines.sampling.noise import CounterNoise

@@ -1,4 +1,4 @@
-"""The sampler's graphs as launches of kernels; see ``sampler.cu``, which says what each does."""
+"""The stages of a round as launches of kernels; see ``sampler.cu``, which says what each does."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Final, Protocol
 
 from outrider.engines.accelerators.device.base import DeviceTensor, PlanDevice
 from outrider.engines.accelerators.device.sampling import tensors as names
-from outrider.engines.accelerators.device.sampling.sampler import GraphSampler, GraphSet
-from outrider.engines.accelerators.device.sampling.tensors import Variant
-from outrider.engines.sampling.noise import NoiseSource
+from outrider.engines.accelerators.device.sampling.tensors import Stage
 
 # Bytes of what is known of a position: ``Test`` in sampler.cu.
 _TEST_BYTES: Final = 48
@@ -64,27 +62,29 @@ class Scratch:
         self._pieces.clear()
 
 
-class KernelGraph:
-    """One graph; see ``engines.accelerators.device.sampling.runner.SamplerGraph``."""
+class Launches:
+    """Enqueues the stages of rounds over a vocabulary; closes the kernels."""
 
-    def __init__(self, kernels: Kernels, scratch: Scratch, file: str, vocab_size: int) -> None:
-        self._kernels, self._scratch, self._vocab_size = kernels, scratch, vocab_size
-        kind, _, variant = file.removesuffix(".onnx").partition("_")
-        has_rows = bool(variant) and Variant(variant).has_rows
-        self.inputs = frozenset({names.KEPT_ROWS} if has_rows else ())
-        kept = (names.NEW_KEPT_ROWS,) if has_rows else ()
-        self._run, self.outputs = {
-            "propose": (self._propose, (names.NEXT_TOKENS, names.NEW_DRAFT_TOKENS, *kept)),
-            "judge": (self._judge, (names.ANSWERS,)),
-            "logprobs": (self._tops, (names.LOGPROBS, names.TOP_IDS, names.TOP_LOGPROBS)),
-        }[kind]
+    def __init__(self, kernels: Kernels, device: PlanDevice, vocab_size: int) -> None:
+        self._kernels, self._scratch, self._vocab_size = kernels, Scratch(device), vocab_size
+        self._stages = {
+            Stage.PROPOSE: self._propose,
+            Stage.JUDGE: self._judge,
+            Stage.TOPS: self._tops,
+        }
 
-    def run(self, tensors: Mapping[str, DeviceTensor]) -> None:
-        """Enqueue its kernels."""
-        self._run(tensors)
+    def run(self, stage: Stage, tensors: Mapping[str, DeviceTensor]) -> None:
+        """Enqueue a stage over its inputs and outputs, by name.
+
+        Raises:
+            EngineError: the device refuses, in its own words.
+        """
+        self._stages[stage](tensors)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Free what they share, and unload them."""
+        self._scratch.free()
+        self._kernels.close()
 
     def _propose(self, tensors: Mapping[str, DeviceTensor]) -> None:
         num_rows, positions = tensors[names.DRAFT_TOKENS].shape
@@ -144,32 +144,6 @@ class KernelGraph:
         ]  # fmt: skip
         self._kernels.launch("process", width, num_rows, arguments)
         return out, width * vocab_size, vocab_size
-
-
-def open_kernel_sampler(
-    kernels: Kernels,
-    *,
-    max_batch: int,
-    max_gamma: int,
-    vocab_size: int,
-    device: PlanDevice,
-    noise: NoiseSource | None = None,
-) -> GraphSampler:
-    """Return the sampler over loaded kernels, which it closes; all else is as ``GraphSampler`` takes it."""
-    scratch = Scratch(device)
-
-    def free() -> None:
-        scratch.free()
-        kernels.close()
-
-    graphs = GraphSet(
-        open_graph=lambda file: KernelGraph(kernels, scratch, file, vocab_size),
-        draws_races=True,
-        are_kernels=True,
-        close=free,
-    )
-    sizes = {"max_batch": max_batch, "max_gamma": max_gamma, "vocab_size": vocab_size}
-    return GraphSampler(graphs, device=device, noise=noise, **sizes)
 
 
 def _pointers(tensors: Mapping[str, DeviceTensor], *wanted: str) -> list[int]:
