@@ -50,7 +50,7 @@ def part_block_products(graph: ir.Graph) -> None:
             tensor = None if value is None or len(value.uses()) < 2 else value.const_value
             if isinstance(tensor, ir.ExternalTensor):
                 copied = copy(tensor)
-                copied.name = f"{tensor.name}.product"
+                copied.name = f"{tensor.name}.of.{node.outputs[0].name}"
                 node.replace_input_with(place, put_tensor(graph, copied))
 
 

@@ -123,6 +123,7 @@ def _derive(
         give_tree_inputs(graph, path.parent.name)
     if not is_sourced:
         lay_out_by_token(graph, path.parent.name)
+        drop_unused(graph)
     if kind is not ir.DataType.FLOAT:
         _read_stored_halves(graph, kind)
         made = name_block_products(graph, kind) if kind is ir.DataType.BFLOAT16 else []

@@ -27,6 +27,11 @@ def join_norms(graph: ir.Graph) -> None:
         # The operator takes [batch, tokens, size]; norms of heads have an axis more.
         if (shape := added.outputs[0].shape) is None or len(shape) != _NUM_AXES:
             continue
+        if constant(node.inputs[1]) is None or any(
+            value is not None and value.shape is not None and value.shape != shape
+            for value in added.inputs
+        ):
+            continue
         joined = ir.node(
             OPERATOR,
             [*added.inputs, node.inputs[1]],

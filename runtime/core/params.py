@@ -35,8 +35,7 @@ class GrammarParams:
 
     Attributes:
         text: the schema, expression or grammar.
-        allows_whitespace: of a schema: a space or a new line with its indent may stand wherever JSON allows white
-            space.
+        allows_whitespace: of a schema: a space, or a new line with its indent, may stand between two parts.
         scope: whose it is: what is kept of a grammar serves its scope alone, so that nobody finds out by time what
             others ask for.
     """

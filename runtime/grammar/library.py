@@ -150,7 +150,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
         tokenizer: of the model.
         kind: value of a ``GrammarKind``.
         text: the schema, expression or grammar.
-        allows_whitespace: of a schema: a space or a new line with its indent wherever JSON allows white space.
+        allows_whitespace: of a schema: a space, or a new line with its indent, between two parts.
 
     Raises:
         GrammarError: the grammar cannot be used.
@@ -159,8 +159,12 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
 
     try:
         if kind == "json_schema":
-            overrides: Any = _SPACES if allows_whitespace else {"whitespace_flexible": False}
-            grammar = LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+            # Between the two lies what a schema says itself, in "x-guidance".
+            defaults: Any = _SPACES if allows_whitespace else None
+            overrides: Any = None if allows_whitespace else {"whitespace_flexible": False}
+            grammar = LLMatcher.grammar_from_json_schema(
+                text, defaults=defaults, overrides=overrides
+            )
         elif kind == "regex":
             grammar = LLMatcher.grammar_from_regex(text)
         else:

@@ -164,8 +164,9 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Call what a template calls."""
         _STEPS.get().take()
         environment, context, called, *given = args
-        if isinstance(called, LoopContext) and given:  # of a recursive loop, which runs over them
-            given[0] = _turns(given[0])
+        if isinstance(called, LoopContext):  # of a recursive loop, which runs over what it is given
+            given[:1] = map(_turns, given[:1])
+            kwargs = {name: _turns(value) for name, value in kwargs.items()}
         return ImmutableSandboxedEnvironment.call(environment, context, called, *given, **kwargs)
 
 

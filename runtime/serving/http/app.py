@@ -19,6 +19,8 @@ from outrider.runtime.serving.readiness import ServerState
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+_MODEL = "/v1/models/"
+
 
 def api_routes(
     readiness: ServerState, *, max_bytes: int, started_s: float, pages: Mapping[str, Page]
@@ -37,7 +39,7 @@ def api_routes(
 
     async def model(scope: Scope, receive: Receive, send: Send) -> None:
         found = _models(readiness, int(started_s))["data"][0]
-        if scope["path_params"]["name"] != found["id"]:
+        if scope["path"].removeprefix(_MODEL) != found["id"]:
             raise ModelNotFound
         await answer_json(found, send)
 
@@ -53,7 +55,7 @@ def api_routes(
     return [
         *operations_routes(readiness, readiness.accounting.metrics.registry),
         HttpRoute(path="/v1/models", scope="info", app=models),
-        HttpRoute(path="/v1/models/{name:path}", scope="info", app=model),
+        HttpRoute(path=_MODEL, scope="info", app=model, has_name=True),
         HttpRoute(path="/tokenizer_info", scope="info", app=info),
         *(
             HttpRoute(method="POST", path=path, scope="generate", app=app)

@@ -23,7 +23,7 @@ class NoSuchRoute(errors.ServingError):
     reason: str = "NOT_FOUND"
 
     def __init__(self, paths: Iterable[str]) -> None:
-        served = ", ".join(dict.fromkeys(path.partition("{")[0] for path in paths))
+        served = ", ".join(dict.fromkeys(paths))
         super().__init__(f"there is nothing at this path; served are {served}")
 
 

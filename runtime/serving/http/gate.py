@@ -15,7 +15,7 @@ from outrider.runtime.core.tenant import TENANT_KEY, is_loopback
 from outrider.runtime.serving.http.callers import peer_of, values_of
 from outrider.runtime.serving.http.errors import NoSuchRoute, WrongMethod
 from outrider.runtime.serving.http.responses import answer_error
-from outrider.runtime.serving.http.routes import HttpRoute, router
+from outrider.runtime.serving.http.routes import HttpRoute
 from outrider.runtime.serving.security.gate import Gate, IncomingCall
 from starlette.types import Receive, Scope, Send
 
@@ -39,34 +39,37 @@ class HttpGate:
         is_loopback_only: bool,
     ) -> None:
         self._gate = gate
-        self._app = router(routes)
         self._routes = tuple(routes)
         self._has_open_health = has_open_health
         self._is_loopback_only = is_loopback_only and not gate.authenticator.asks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or have the application answer it."""
+        """Answer a request, or have its route answer it."""
         if scope["type"] != "http":
             return
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        there = [one for one in self._routes if one.takes(scope["path"])]
+        route = next((one for one in there if one.method == method), None)
+        is_open = self._has_open_health and route is not None and route.is_probe
         is_let_in = False
         try:
-            is_let_in = self._admit(scope)
-            self._check_route(scope)
+            self._admit(scope, route, is_open=is_open)
+            is_let_in = not is_open
+            if route is None:
+                raise WrongMethod if there else NoSuchRoute(one.path for one in self._routes)
+            await route.answer(scope, receive, send)
         except errors.ServingError as error:
             await answer_error(error, send)
-        else:
-            await self._app(scope, receive, send)
         finally:
             if is_let_in:
                 self._gate.left(peer_of(scope))
 
-    def _admit(self, scope: Scope) -> bool:
-        """Note who calls; return whether the route is one that not everybody may call.
+    def _admit(self, scope: Scope, route: HttpRoute | None, *, is_open: bool) -> None:
+        """Note who calls.
 
         Raises:
             ServingError: he is not let in.
         """
-        route = self._route(scope)
         call = IncomingCall(
             # Callers choose the names of routes that do not exist.
             name="unknown" if route is None else f"{route.method} {route.path}",
@@ -76,25 +79,9 @@ class HttpGate:
             tenants=values_of(scope, TENANT_KEY),
             certificate_names=scope["state"].get("certificate_names", tuple),
             needs_scope=route is not None,
-            is_open=self._has_open_health and route is not None and route.is_probe,
+            is_open=is_open,
         )
         scope["state"]["identity"] = self._gate.admit(call, lambda: self._check_names(scope))
-        return not call.is_open
-
-    def _check_route(self, scope: Scope) -> None:
-        """Refuse a path or a method that no route has, once it is known who calls.
-
-        Raises:
-            ServingError: there is no such route.
-        """
-        if self._route(scope) is None:
-            is_known = any(one.takes(scope["path"]) for one in self._routes)
-            raise WrongMethod if is_known else NoSuchRoute(one.path for one in self._routes)
-
-    def _route(self, scope: Scope) -> HttpRoute | None:
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        mine = (one for one in self._routes if one.method == method and one.takes(scope["path"]))
-        return next(mine, None)
 
     def _check_names(self, scope: Scope) -> None:
         hosts = values_of(scope, "host")

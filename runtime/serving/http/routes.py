@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from outrider.runtime.serving.http.responses import answer_error
 from outrider.runtime.serving.v1.responses import failure_of
 from starlette.requests import ClientDisconnect
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 Application: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -21,11 +20,12 @@ class HttpRoute:
 
     Attributes:
         method: GET or POST; HEAD is as GET.
-        path: of the target; what it ends with may be a name, "/v1/models/{name:path}".
+        path: of the target.
         scope: that a caller needs.
         app: answers, behind the gate.
         is_probe: whether it is answered to anybody, where probes are: load balancers, and browsers that open a page,
             have no credentials.
+        has_name: whether a name follows the path.
     """
 
     path: str
@@ -33,33 +33,16 @@ class HttpRoute:
     app: Application
     method: str = "GET"
     is_probe: bool = False
-
-    @property
-    def prefix(self) -> str:
-        """What the path begins with where it ends with a name; else empty."""
-        begin, is_named, _ = self.path.partition("{")
-        return begin if is_named else ""
+    has_name: bool = False
 
     def takes(self, path: str) -> bool:
         """Return whether a path is the route's."""
-        return path == self.path if not self.prefix else path.startswith(self.prefix)
+        return path.startswith(self.path) if self.has_name else path == self.path
 
-
-def router(routes: Sequence[HttpRoute]) -> Router:
-    """Return the application of all routes; the gate before it knows every path and method."""
-    found = [Route(one.path, _Answered(one.app), methods=[one.method]) for one in routes]
-    return Router(found, redirect_slashes=False)
-
-
-class _Answered:
-    """An application whose errors are answered by the table."""
-
-    def __init__(self, app: Application) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Have the application answer; its errors are answered by the table."""
         try:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         except ClientDisconnect:
             return

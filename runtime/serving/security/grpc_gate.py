@@ -89,42 +89,44 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         if inspect.isasyncgenfunction(behaviour):
 
             async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-                await self._let_in(method, context)
+                peer = await self._let_in(method, context)
                 try:
                     request = request if parse is None else await _parsed(parse, request, context)
                     async with aclosing(behaviour(request, context)) as answers:
                         async for answer in answers:
                             yield answer
                 finally:
-                    self._gate.left(context.peer())
+                    self._gate.left(peer)
 
             return handler._replace(**{kind: stream})
 
         async def call(request: Any, context: Context) -> Any:
-            await self._let_in(method, context)
+            peer = await self._let_in(method, context)
             try:
                 request = request if parse is None else await _parsed(parse, request, context)
                 return await behaviour(request, context)
             finally:
-                self._gate.left(context.peer())
+                self._gate.left(peer)
 
         return handler._replace(**{kind: call})
 
     def _unknown(self, method: str) -> Callable[..., Awaitable[None]]:
         async def call(requests: object, context: Context) -> None:
-            await self._let_in(method, context, is_known=False)
-            self._gate.left(context.peer())
+            self._gate.left(await self._let_in(method, context, is_known=False))
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
 
         return call
 
-    async def _let_in(self, method: str, context: Context, *, is_known: bool = True) -> None:
-        """Note who calls, or end the call."""
-        metadata = context.invocation_metadata() or ()
+    async def _let_in(self, method: str, context: Context, *, is_known: bool = True) -> str:
+        """Note who calls and return his address, or end the call.
+
+        Behind a cancelled call nobody may ask the context: gRPC has freed what it reads (1.85.1: the process ends).
+        """
+        metadata, peer = context.invocation_metadata() or (), context.peer()
         call = IncomingCall(
             name=method,
             scope=self._scopes.get(method),
-            peer=context.peer(),
+            peer=peer,
             authorization=[value for key, value in metadata if key == "authorization"],
             tenants=[value for key, value in metadata if key == TENANT_KEY],
             certificate_names=lambda: [
@@ -138,8 +140,9 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         except errors.ServingError as error:
             failure = error
         else:
-            return
+            return peer
         await _abort(context, failure)
+        raise failure  # abort has raised
 
 
 async def _parsed(parse: Callable[[bytes], Any], data: bytes, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""How many of 20 chats with a JSON schema of eight fields end as an object of that schema, and in how many tokens.
+"""How many of 20 chats with a JSON schema of eight fields end as an object of these fields, and in how many tokens.
 
 python -m scripts.lab.quality.structured BUNDLE --temperature 1.0
 """
@@ -34,7 +34,7 @@ PEOPLE = [
 ]  # fmt: skip
 
 
-def is_valid(text: str) -> bool:
+def is_complete(text: str) -> bool:
     """Return whether a text is JSON with the schema's fields."""
     try:
         found = json.loads(text)
@@ -60,10 +60,10 @@ def main(
         one.outputs[0]
         for one in llm.chat([[{"role": "user", "content": text}] for text in asked], params)
     ]
-    num_valid = sum(is_valid(one.text) for one in answers)
+    num_complete = sum(is_complete(one.text) for one in answers)
     lengths = [len(one.token_ids) for one in answers]
     typer.echo(
-        f"{num_valid} of {len(answers)} valid; {sum(lengths)} tokens, {max(lengths)} at most"
+        f"{num_complete} of {len(answers)} complete; {sum(lengths)} tokens, {max(lengths)} at most"
     )
 
 

@@ -36,10 +36,10 @@ WRITTEN = [
 ENDLESS = ['{"a":  ', "{\n\n", "{ \n", "{\n" + " " * 65, "{\n" + "\t" * 33, '{"a":\n \t', "{\r"]
 
 
-def accepted(text: str, *, allows_whitespace: bool = True) -> int:
+def accepted(text: str, *, allows_whitespace: bool = True, schema: str = SCHEMA) -> int:
     """Bytes of a text that the schema allows."""
     matcher = library.compiled(
-        LLTokenizer("byte"), "json_schema", SCHEMA, allows_whitespace=allows_whitespace
+        LLTokenizer("byte"), "json_schema", schema, allows_whitespace=allows_whitespace
     )
     taken: int = matcher.validate_tokens(list(text.encode()))
     return taken
@@ -58,6 +58,12 @@ def test_what_is_usual_is_allowed(text: str) -> None:
 
 def test_no_more_than_a_space_or_an_indent_is() -> None:
     check_bounds()
+
+
+def test_a_schema_may_say_otherwise_itself() -> None:
+    own = json.dumps({**json.loads(SCHEMA), "x-guidance": {"whitespace_pattern": "[ ]{0,3}"}})
+    text = '{"a":   1,"b":[]}'
+    assert accepted(text, schema=own) == len(text)
 
 
 def test_a_missing_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

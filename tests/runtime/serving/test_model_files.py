@@ -103,6 +103,16 @@ async def test_another_version_of_the_library_is_compared_and_said(root: Path, c
     assert "certified with 1.2.3: a row's bits were compared and are the same" in caplog.text
 
 
+async def test_a_bundle_of_an_older_release_says_what_another_export_would_bring(root: Path):
+    manifest = load_bundle(root).manifest
+    async with served(root) as (client, _):
+        assert not (await client.info()).gained_by_export
+    target = replace(manifest.target, device_precision="float16")
+    write_manifest(root, replace(manifest, target=target, versions={}))
+    async with served(root) as (client, _):
+        assert (await client.info()).gained_by_export == ["half of the launches on CUDA"]
+
+
 def one_bit_off(when):
     """``OnnxEngine.extend`` whose first logit is one bit off in calls for which ``when`` holds."""
     extend = OnnxEngine.extend

@@ -10,6 +10,7 @@ from typing import Any
 
 from outrider.runtime.core.events import Finished, StepTrace
 from outrider.runtime.serving.http.openai.response_json import (
+    TextPlaces,
     Tokens,
     chat_logprobs,
     completion_logprobs,
@@ -29,7 +30,7 @@ class Logprobs:
     def __init__(self, token_text: TokenText, *, is_chat: bool) -> None:
         self._token_text = token_text
         self._is_chat = is_chat
-        self._text_offset = 0
+        self._places = TextPlaces()
         # By name: the elements of a list, some in each text.
         self._lists: dict[str, list[str]] = {}
         self.add(())
@@ -39,9 +40,7 @@ class Logprobs:
         if self._is_chat:
             found = {"content": chat_logprobs(tokens, self._token_text)["content"]}
         else:
-            found, self._text_offset = completion_logprobs(
-                tokens, self._token_text, self._text_offset
-            )
+            found = completion_logprobs(tokens, self._token_text, self._places)
         for name, values in found.items():
             texts = self._lists.setdefault(name, [])
             if values:
@@ -50,7 +49,7 @@ class Logprobs:
     def copy(self) -> Logprobs:
         """Return another one that begins with what this one has."""
         copied = Logprobs(self._token_text, is_chat=self._is_chat)
-        copied._text_offset = self._text_offset
+        copied._places = self._places.copy()
         copied._lists = {name: [*texts] for name, texts in self._lists.items()}
         return copied
 

@@ -172,7 +172,9 @@ def _shown(name: str) -> str:
 
 
 def _taken(name: str, value: Any) -> Any:
-    """Return a value as other servers take it: seeds are signed there, and temperatures have a floor but 0."""
+    """Return a value as other servers take it: seeds are signed, -1 is none, and temperatures have a floor but 0."""
+    if name == "seed" and type(value) is int and value == -1:
+        return None
     if name == "seed" and type(value) is int and -(MAX_SEED + 1) // 2 <= value < 0:
         return value + MAX_SEED + 1
     if name == "temperature" and type(value) is float and 0 < value < SMALLEST_DIVISOR:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,26 +30,42 @@ _KIND, _FOLLOWING = 0b1100_0000, 0b1000_0000
 Tokens = Sequence[EmittedToken | PromptToken]
 
 
-def completion_logprobs(tokens: Tokens, token_text: TokenText, offset: int) -> tuple[Any, int]:
-    """Return the log-probabilities of a completion's tokens, and how many characters have begun.
+class TextPlaces:
+    """Where the tokens of one completion begin in its text, in characters; those of one character all where it does."""
 
-    Several tokens of one character all begin where it does. The token itself is among the likeliest, with the same
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = 0
+
+    def next(self, parts: bytes) -> int:
+        """Return where the next token begins, of these bytes."""
+        is_within, _ = self._decoder.getstate()
+        begins = bool(parts) and parts[0] & _KIND != _FOLLOWING
+        # A character that its bytes leave unfinished is one of its own in the text.
+        place = self._num_characters + bool(is_within and begins)
+        self._num_characters += len(self._decoder.decode(parts))
+        return place
+
+    def copy(self) -> TextPlaces:
+        """Return another one that has come as far."""
+        copied = TextPlaces()
+        copied._decoder.setstate(self._decoder.getstate())
+        copied._num_characters = self._num_characters
+        return copied
+
+
+def completion_logprobs(tokens: Tokens, token_text: TokenText, places: TextPlaces) -> Any:
+    """Return the log-probabilities of a completion's next tokens, which take their places.
+
+    The token itself is among the likeliest, with the same
     number, so that it can be seen whether it is the first of them. Of several with one text, the likeliest counts.
     """
-    texts = [token_text.text(one.token) for one in tokens]
-    offsets = []
-    for one in tokens:
-        parts = token_text.bytes_of(one.token)
-        begins = [byte & _KIND != _FOLLOWING for byte in parts]
-        offsets.append(offset if not parts or begins[0] else max(0, offset - 1))
-        offset += sum(begins)
-    found = {
-        "tokens": texts,
+    return {
+        "tokens": [token_text.text(one.token) for one in tokens],
         "token_logprobs": [_own(one.logprobs) for one in tokens],
         "top_logprobs": [_top(one.token, one.logprobs, token_text) for one in tokens],
-        "text_offset": offsets,
+        "text_offset": [places.next(bytes(token_text.bytes_of(one.token))) for one in tokens],
     }
-    return found, offset
 
 
 def chat_logprobs(tokens: Tokens, token_text: TokenText) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
+    TextPlaces,
     Tokens,
     chat_logprobs,
     completion_logprobs,
@@ -54,7 +55,7 @@ class _Choice:
     """How far a completion has come."""
 
     has_begun: bool = False
-    text_offset: int = 0
+    places: TextPlaces = field(default_factory=TextPlaces)
     steps: list[StepTrace] = field(default_factory=list)
 
 
@@ -199,7 +200,7 @@ class StreamSink:
         elif not choice.has_begun:
             echoed = self._prompts.get(prompt, ())
         tokens: Tokens = [*echoed, *batch.tokens]
-        found, choice.text_offset = completion_logprobs(tokens, token_text, choice.text_offset)
+        found = completion_logprobs(tokens, token_text, choice.places)
         return f'"logprobs":{_quote(found)}'
 
     def _outrider(self, batch: Batch, prompt: int) -> dict[str, Any]:

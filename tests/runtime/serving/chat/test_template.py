@@ -87,8 +87,11 @@ LONG = {
         "{% for i in range(40) recursive %}{{ loop(range(40)) if loop.depth < 9 }}{% endfor %}"
     ),
     "turns of a loop that calls itself": (
-        "{% for i in [1] recursive %}{% if loop.depth < 2 %}{% for j in range(999) %}{% endfor %}"
-        "{% set _ = loop(range(20000)) %}{% endif %}{% endfor %}"
+        "{% for i in [1] recursive %}{% if loop.depth < 2 %}{% set _ = loop(range(20000)) %}{% endif %}{% endfor %}"
+    ),
+    "turns of a loop that calls itself by name": (
+        "{% for i in [1] recursive %}{% if loop.depth < 2 %}"
+        "{% set _ = loop(iterable=range(20000)) %}{% endif %}{% endfor %}"
     ),
     "macros": "{% macro f(n) %}{% if n %}{% set _ = f(n - 1) ~ f(n - 1) %}{% endif %}{% endmacro %}{{ f(60) }}",
     "parts": "{% for i in range(9999) %}{% for j in range(9999) %}{{ '' }}{% endfor %}{% endfor %}",

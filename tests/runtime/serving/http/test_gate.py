@@ -14,7 +14,6 @@ from outrider.runtime.serving.accounting import RequestAccounting
 from outrider.runtime.serving.http.app import api_routes
 from outrider.runtime.serving.http.factory import open_api
 from outrider.runtime.serving.http.pages import read_pages
-from outrider.runtime.serving.http.routes import router
 from outrider.runtime.serving.observability.metrics import Metrics
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.security.access import Security
@@ -37,7 +36,9 @@ DECLARED = api_routes(
     ServerState(RequestAccounting(Metrics(), lambda: 0.0)), max_bytes=1, started_s=0.0, pages=PAGES
 )
 ROUTES = [
-    (method, route.path) for route in router(DECLARED).routes for method in sorted(route.methods)
+    (method, one.path)
+    for one in DECLARED
+    for method in (("GET", "HEAD") if one.method == "GET" else (one.method,))
 ]
 PROBES = {(one.method, one.path) for one in DECLARED if one.is_probe and one.path not in PAGES}
 UNKNOWN = [

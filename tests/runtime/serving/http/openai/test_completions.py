@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from outrider.engines.base import FloatArray
 from outrider.runtime.core.events import EmittedToken, Provenance
-from outrider.runtime.serving.http.openai.response_json import completion_logprobs
+from outrider.runtime.serving.http.openai.response_json import TextPlaces, completion_logprobs
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -247,6 +247,8 @@ async def test_seeds_are_signed_and_small_temperatures_have_a_floor_as_elsewhere
 
         hot = [await text(seed=seed, temperature=2) for seed in (-3, 2**64 - 3, 3)]
         assert hot[0] == hot[1] != hot[2]
+        fresh = {await text(seed=-1, temperature=2) for _ in range(4)}
+        assert len(fresh) > 1
         assert await text(seed=1, temperature=0.0002) == await text(seed=1, temperature=0.01)
         low = await http.complete(prompt="a", seed=-(2**63) - 1)
         bad = await http.complete(prompt="a", temperature=-0.001)
@@ -298,18 +300,32 @@ def test_tokens_of_one_character_begin_where_it_does(tmp_path):
         EmittedToken(token=token, provenance=Provenance.BONUS) for token in codec.encode(text)
     ]
     token_text = TokenText(codec)
-    whole, end = completion_logprobs(tokens, token_text, 0)
-    # By the bytes of what lies before: what does not decode is the last character's, which has begun.
+    whole = completion_logprobs(tokens, token_text, TextPlaces())["text_offset"]
     before, expected = b"", []
     for one in tokens:
-        own = bytes(token_text.bytes_of(one.token))
+        # What does not decode is the last character's, which has begun.
         expected.append(len(before.decode(errors="ignore")))
-        before += own
-    assert whole["text_offset"] == expected and end == len(text)
-    assert len({*expected}) < len(expected)
-    # In pieces, as a stream has them.
-    found, at = [], 0
+        before += bytes(token_text.bytes_of(one.token))
+    assert whole == expected and len({*expected}) < len(expected)
+    # In pieces, as a stream has them; and another completion that goes on from here.
+    found, places = [], TextPlaces()
     for one in tokens:
-        piece, at = completion_logprobs([one], token_text, at)
-        found += piece["text_offset"]
-    assert found == expected and at == end
+        places = places.copy()
+        found += completion_logprobs([one], token_text, places)["text_offset"]
+    assert found == expected and places.next(b"!") == len(text)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([b"a", b"\x80", b"b"], [0, 1, 2]),
+        ([b"a", b"\x80", b"\x80", b"b"], [0, 1, 2, 3]),
+        ([b"\xe2\x82", b"b", b"c"], [0, 1, 2]),
+        ([b"\xe2", b"\x82", b"\xac", b"", b"d"], [0, 0, 0, 1, 1]),
+    ],
+)
+def test_bytes_that_are_no_text_take_the_places_that_they_have_in_it(pieces, expected) -> None:
+    places = TextPlaces()
+    assert [places.next(piece) for piece in pieces] == expected
+    text = b"".join(pieces).decode(errors="replace")
+    assert places.next(b"!") == len(text)
