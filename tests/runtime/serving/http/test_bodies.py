@@ -46,7 +46,7 @@ REFUSED = [
     ({"stop": [1]}, "stop", "must be an array of strings"),
     ({"stop": ["x"] * 9}, "stop", "at most 8 entries"),
     ({"stop": ""}, "stop", "each must be 1..256 bytes"),
-    ({"seed": -1}, "seed", "must be in [0, "),
+    ({"seed": 2**64}, "seed", "must be in [0, "),
     ({"logit_bias": {"a": 1}}, "logit_bias", "object of token ids"),
     ({"logit_bias": {"٣": 1}}, "logit_bias", "object of token ids"),
     ({"logit_bias": {"1": 1, "01": 2}}, "logit_bias", "each token id once"),

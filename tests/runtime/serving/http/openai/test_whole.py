@@ -20,7 +20,11 @@ from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.http.openai import whole
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader
-from outrider.runtime.serving.http.openai.response_json import chat_logprobs, completion_logprobs
+from outrider.runtime.serving.http.openai.response_json import (
+    TextPlaces,
+    chat_logprobs,
+    completion_logprobs,
+)
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.response_stream import Batch
 
@@ -61,7 +65,7 @@ def batch(index: int, part: int, prompt: tuple[PromptToken, ...] = ()) -> Batch:
 def shown(tokens: Sequence[EmittedToken | PromptToken], *, is_chat: bool) -> Any:
     if is_chat:
         return chat_logprobs([one for one in tokens if isinstance(one, EmittedToken)], TOKEN_TEXT)
-    return completion_logprobs(tokens, TOKEN_TEXT, 0)[0]
+    return completion_logprobs(tokens, TOKEN_TEXT, TextPlaces())
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
