@@ -15,7 +15,7 @@ from outrider.engines.accelerators.device.sampling.kernels.launches import Kerne
 from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler, why_too_large
 from outrider.engines.accelerators.pair import open_together
 from outrider.engines.backends import EngineOptions, Which
-from outrider.engines.base import EngineError
+from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.devices import CUDA
@@ -135,7 +135,7 @@ class TensorRtBackend(CudaBackend):
             return _NO_BINDINGS
         try:
             check_plans(bundle, index)
-        except EngineError as error:
+        except (EngineError, BundleError) as error:
             return str(error)
         return ""
 

@@ -119,6 +119,11 @@ class PlanEntry:
     profiles: Annotated[tuple[Profile, ...], Meta(min_length=1)]
 
 
+def is_of_model(part: str) -> bool:
+    """Return whether a plan's part is a model or one of its graphs; older bundles had plans of the sampler too."""
+    return part.partition("/")[0] in ("target", "draft")
+
+
 def derive_profiles(
     *,
     max_batch: int,

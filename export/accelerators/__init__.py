@@ -1,1 +1,1 @@
-"""What accelerators serve of a bundle, an add-on: graphs for the CUDA provider and for sampling, TensorRT plans."""
+"""What accelerators serve of a bundle, an add-on: graphs for the CUDA provider, TensorRT plans."""

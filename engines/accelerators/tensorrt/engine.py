@@ -25,7 +25,14 @@ from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.encoder_decoder import SOURCE
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
-from outrider.engines.bundle.plans import PREFILL, Machine, PlanEntry, Shape, why_unfit
+from outrider.engines.bundle.plans import (
+    PREFILL,
+    Machine,
+    PlanEntry,
+    Shape,
+    is_of_model,
+    why_unfit,
+)
 
 log = logging.getLogger(__name__)
 
@@ -148,8 +155,10 @@ def check_plans(bundle: Bundle, index: int) -> None:
 
 
 def smallest_plan(manifest: Manifest, machine: Machine) -> PlanEntry:
-    """Of the plans that fit a machine, of which there must be one, the one with the smallest file."""
-    fitting = [plan for plan in manifest.plans if not why_unfit(plan, machine)]
+    """Of the models' plans that fit a machine, of which there must be one, the one with the smallest file."""
+    fitting = [
+        plan for plan in manifest.plans if is_of_model(plan.part) and not why_unfit(plan, machine)
+    ]
     return min(fitting, key=lambda plan: manifest.files[plan.path].size)
 
 

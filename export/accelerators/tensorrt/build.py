@@ -20,6 +20,7 @@ from outrider.engines.bundle.plans import (
     DEFAULT_OPT_BATCH,
     PLANS_FOLDER,
     PlanEntry,
+    is_of_model,
     plan_capacities,
 )
 from outrider.engines.kv_cache import coarse_capacities
@@ -165,7 +166,8 @@ def _declare(bundle: Bundle, entries: Sequence[PlanEntry]) -> None:
     """Write new plans to the manifest and remove those they replace."""
     manifest, root = bundle.manifest, bundle.root
     kinds = {_kind(entry) for entry in entries}
-    kept = [plan for plan in manifest.plans if _kind(plan) not in kinds]
+    # Of what no model runs, such as the sampler of an older bundle, nothing is kept.
+    kept = [plan for plan in manifest.plans if _kind(plan) not in kinds and is_of_model(plan.part)]
     paths = {entry.path for entry in entries}
     replaced = {plan.path for plan in manifest.plans} - {plan.path for plan in kept} - paths
     files = {name: entry for name, entry in manifest.files.items() if name not in replaced}

@@ -87,13 +87,13 @@ class SamplerRunner:
     def close(self) -> None:
         """Unload the kernels and free the device's memory; the device itself is the caller's."""
         self.device.wait()
-        self._launches.close()
         self._uploads.free()
         self._results.free()
         self.downloads.free()
         if self._kept is not None:
             self.device.free(self._kept)
             self._kept = None
+        self._launches.close()
 
     def _kept_rows(self, slot: int, num_rows: int) -> DeviceTensor:
         """Return the kept probabilities of slots ``slot ...``, [B, 1, D, V] float32."""

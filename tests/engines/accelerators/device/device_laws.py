@@ -1,6 +1,6 @@
 """The exact law of a device sampler's round, by walking its noise in batches.
 
-A graph is given all the noise of a round at once, so the walk of ``chosen_noise``, which follows one
+A device is given all the noise of a round at once, so the walk of ``chosen_noise``, which follows one
 draw after another, does not apply. Here every number of a round is a coordinate. Along each the
 outcome is piecewise constant; the pieces are found by a grid and by bisecting all their borders at
 once, each trial a row of one batch with a seed of its own. What comes out is the kernels' own law,

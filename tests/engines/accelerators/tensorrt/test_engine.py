@@ -3,6 +3,7 @@
 import ast
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cuda.bindings import runtime as cudart
@@ -12,6 +13,7 @@ from outrider.engines.accelerators.tensorrt.engine import (
     choose_engine_plans,
     choose_plans,
     serving_api,
+    smallest_plan,
 )
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
@@ -32,6 +34,19 @@ def test_plans_that_fit_are_taken_and_the_others_are_not() -> None:
         replace(PLAN, precision="float32"),
     )
     assert choose_plans((*others, PLAN, small), "target", MACHINE) == [PLAN, small]
+
+
+def test_the_plan_that_is_tried_is_the_smallest_of_a_model() -> None:
+    """Not of the sampler, which older bundles have plans of."""
+    sizes = {"a": 3, "b": 2, "sampler": 1, "other": 0}
+    plans = (
+        replace(PLAN, path="a"),
+        replace(PLAN, path="b", part="draft/tree.onnx"),
+        replace(PLAN, path="sampler", part="sampler/judge_full.onnx"),
+        replace(PLAN, path="other", version="2"),
+    )
+    files = {path: SimpleNamespace(size=size) for path, size in sizes.items()}
+    assert smallest_plan(SimpleNamespace(plans=plans, files=files), MACHINE).path == "b"
 
 
 def test_a_wider_precision_serves_where_no_narrow_one_was_built() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
@@ -23,16 +24,18 @@ _MAX_ARGUMENTS: Final = 32
 
 
 def why_no_compiler(compute_capability: str) -> str:
-    """Say why kernels cannot be compiled here for a GPU; empty where they can."""
+    """Say why kernels cannot be compiled here for a GPU; empty where they can, and then they are."""
     try:
         known = _checked(nvrtc.nvrtcGetSupportedArchs())
+        if int(compute_capability.replace(".", "")) not in known:
+            return f"the compiler of CUDA kernels knows no compute capability {compute_capability}"
+        compile_kernels(compute_capability)
     except (RuntimeError, EngineError) as error:  # the library is loaded when it is first called
         return f"no compiler of CUDA kernels: {str(error).splitlines()[0]}"
-    if int(compute_capability.replace(".", "")) not in known:
-        return f"the compiler of CUDA kernels knows no compute capability {compute_capability}"
     return ""
 
 
+@cache
 def compile_kernels(compute_capability: str) -> bytes:
     """Return the kernels' code for a GPU.
 
@@ -65,7 +68,7 @@ def compile_kernels(compute_capability: str) -> bytes:
 
 
 class CudaKernels:
-    """Implements ``engines.accelerators.device.sampling.kernels.graphs.Kernels`` on a device's stream.
+    """Implements ``engines.accelerators.device.sampling.kernels.launches.Kernels`` on a device's stream.
 
     Raises:
         EngineError: they cannot be compiled or loaded.
