@@ -54,12 +54,13 @@ class Isolated:
 
     async def begun(self, prompt: str, **options: object) -> AsyncIterator[wire.GenerateResponse]:
         """A long stream whose engine is stopped as soon as its first tokens are here."""
-        pid, take = self.pid, self.worker._take
+        to_stop, take = [self.pid], self.worker._take
 
         def take_and_stop(told: FromChild) -> None:
+            # Once, and before the tokens are here: who has them may let the engine go on at once.
+            if isinstance(told, StepEvents) and told.events and to_stop:
+                os.kill(to_stop.pop(), signal.SIGSTOP)
             take(told)
-            if isinstance(told, StepEvents) and told.events:
-                os.kill(pid, signal.SIGSTOP)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.worker, "_take", take_and_stop)
