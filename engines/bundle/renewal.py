@@ -7,7 +7,7 @@ from collections.abc import Callable
 from outrider.engines.bundle.manifest import Manifest
 from outrider.engines.bundle.names import DEVICE_FILE
 
-HALF_PRECISIONS = ("float16", "bfloat16")
+_HALVES = ("float16", "bfloat16")
 SERVER = "outrider-server"
 """The distribution whose version a manifest names from 0.3.0 on, among its ``versions``."""
 
@@ -19,7 +19,7 @@ def _has_blocks(manifest: Manifest) -> bool:
 
 def _has_device_graphs(manifest: Manifest) -> bool:
     target = manifest.target
-    is_narrow = target.device_precision in HALF_PRECISIONS and manifest.text2text is None
+    is_narrow = target.device_precision in _HALVES and manifest.text2text is None
     return is_narrow and f"{target.path}/{DEVICE_FILE}" in manifest.files
 
 

@@ -49,11 +49,10 @@ def lay_out_by_token(graph: ir.Graph, where: str) -> None:
         BundleError: something else than attention reads a cache.
     """
     layout = _Layout(graph)
-    sizes = {value.name: value.shape for value in graph.inputs if is_cache(value.name or "")}
     for node in attention_nodes(graph):
         layout.rewrite(node)
     for value in graph.inputs:
-        if value.name in sizes:
+        if is_cache(value.name or ""):
             _flatten(value)
             _read_capacity(value, where)
 

@@ -75,8 +75,6 @@ _OF_HOST = _Graphs(MODEL_FILE, TREE_FILE, KEEP_PATH_FILE, ENCODE_FILE, frozenset
 class OnnxPlan:
     """A session with caches of one capacity; see ``engines.accelerators.device.plan.LoadedPlan``.
 
-    ``is_by_token`` says that a cache is [rows, capacity, heads * size].
-
     Runs of spans of at most ``max_recorded`` tokens may be recorded as CUDA graphs.
     """
 
