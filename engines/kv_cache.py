@@ -41,7 +41,7 @@ _FIRST_SOURCE_CAPACITY = 64
 GROWTH_ROOM = 2
 # Requests of one kind come again: a cache that fits them is not made smaller between two, which would cost a short
 # request 3 % of its time, until so many have left it roomy, or it is far too large.
-_PATIENCE = 4
+PATIENCE = 4
 _FAR_TOO_LARGE = 8
 # No call has fewer columns over all its rows, and no row of an older bundle: a product of one row takes
 # another matrix kernel, with other bits (I2 of engines.base).
@@ -168,7 +168,7 @@ class KvCache:
         lasting = max(capacity, self._capacity_for(longest))
         self._num_roomy = self._num_roomy + 1 if lasting < self.capacity else 0
         if capacity * _FAR_TOO_LARGE > self.capacity:
-            if self._num_roomy < _PATIENCE:
+            if self._num_roomy < PATIENCE:
                 return False
             capacity = lasting
         self._move_to(capacity, kept)

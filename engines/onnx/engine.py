@@ -42,7 +42,6 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
-from outrider.engines.memory.huge_pages import HugePages
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
 from outrider.engines.onnx.calls import OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
@@ -96,7 +95,6 @@ class OnnxEngine:
         beside: OnnxEngine | None = None,
     ) -> None:
         self.limits = bundle.limits(entry, max_batch, with_trees=with_trees)
-        huge_pages = HugePages()
         path = bundle.host_path(entry)
         self._session: onnxruntime.InferenceSession | None = open_session(
             path, num_threads=num_threads
@@ -144,7 +142,6 @@ class OnnxEngine:
         self._calls.clear()
         if self._pads_single_row:
             self._calls.pad_single_rows()
-        huge_pages.use()
 
     @property
     def capacity(self) -> int:

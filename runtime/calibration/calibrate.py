@@ -17,7 +17,7 @@ import numpy as np
 from outrider.engines.base import Engine, Span
 from outrider.engines.kv_cache import MIN_SPAN, capacities
 from outrider.engines.sampling.base import Sampler
-from outrider.runtime.calibration.fitting import fit_model
+from outrider.runtime.calibration.fitting import Seconds, fit_model
 from outrider.runtime.calibration.host import measure_host
 from outrider.runtime.calibration.reads import measure_reads, read_everywhere
 from outrider.runtime.calibration.timing import Call, Clock, extend_call, time_calls, timed, typical
@@ -31,9 +31,11 @@ DRAFT_CALLS = 2  # behind one of the target: the first finds the target's weight
 CATCH_UP_SPANS = (2, 16, 64, 256)  # tokens that a draft model missed, up to all that one call takes
 LONG_CONTEXT = 480  # tokens of the second point of the line through capacity: four times the first, beyond the noise
 LONG_ROWS = 8  # of both points: every row adds to the difference
-WARM_SHARE = 0.3  # of the time, for one call of every shape; larger batches are extrapolated, as two rounds follow
+WARM_SHARE = 0.2  # of the time, for one call of every shape; larger batches are extrapolated, as two rounds follow
 TREE_SHARE = 0.2  # of the time, after which passes over trees begin no second number of rows
 READ_SHARE = 0.2  # of the time, after which reads of one engine begin no second number of rows
+LENGTH_SHARE = 0.1  # of the time, for each of the two points of the line through capacity
+CATCH_UP_SHARE = 0.2  # of the time, after which no longer span is begun: times are linear in it from 64 tokens on
 LEAST_ROUNDS = 2  # made however long they take: fewer could not disagree
 AGREEING = 0.8  # share of the calls that must agree: fitting corrects a few disturbed ones by their neighbours
 
@@ -48,9 +50,9 @@ class Budget:
         attempts: times so many rounds or seconds at most, where they do not.
     """
 
-    total_s: float = 6.0
+    total_s: float = 4.0
     repeats: int = 8
-    attempts: int = 3
+    attempts: int = 2
 
 
 def calibrate(
@@ -79,13 +81,13 @@ def calibrate(
     trees = measure_trees(target, costs[0], TREE_SHARE * budget.total_s, clock)
     # From here on the caches grow.
     costs = [
-        replace(of_model, position_s=_position_s(engine, budget.repeats, clock))
+        replace(of_model, position_s=_position_s(engine, budget, clock))
         for of_model, engine in zip(costs, engines, strict=True)
     ]
     return CostTable(
         target=costs[0],
         draft=None if draft is None else costs[1],
-        catch_up=None if draft is None else _measure_catch_up(draft, budget.repeats, clock),
+        catch_up=None if draft is None else _measure_catch_up(draft, budget, clock),
         host=measure_host(target.limits, sampler, decoder, max_gamma, clock),
         capacities=capacities(target.limits),
         disagreement=disagreement,
@@ -144,31 +146,46 @@ def _disagreement(rounds: Sequence[Sequence[float]]) -> float:
     return float(np.quantile(np.abs(apart - np.median(apart)), AGREEING))
 
 
-def _position_s(engine: Engine, repeats: int, clock: Clock) -> float:
+def _position_s(engine: Engine, budget: Budget, clock: Clock) -> float:
     """Return what a further cache position costs a row: the same call before and after the cache grew."""
     limits, sizes = engine.limits, capacities(engine.limits)
     length = min(LONG_CONTEXT, limits.max_context)
     grown = next(size for size in sizes if size >= length) - sizes[0]
     if grown <= 0:
         return 0.0
-    rows = min(LONG_ROWS, limits.max_batch)
+    rows, most_s = min(LONG_ROWS, limits.max_batch), LENGTH_SHARE * budget.total_s
     calls = [extend_call(engine, rows, MIN_SPAN)]
-    short_s = time_calls(calls, repeats, clock)
-    for first in range(0, length, limits.max_extend):
-        tokens = (0,) * min(limits.max_extend, length - first)
-        engine.extend([Span(slot=0, start=first, tokens=tokens, num_logits=0)])
-    long_s = time_calls(calls, repeats, clock)
+    short_s = time_calls(calls, budget.repeats, clock, most_s)
+    _lengthen(engine, length)
+    long_s = time_calls(calls, budget.repeats, clock, most_s)
     return max(0.0, float(long_s[0] - short_s[0])) / (grown * rows)
 
 
-def _measure_catch_up(draft: Engine, repeats: int, clock: Clock) -> ModelCosts:
+def _lengthen(engine: Engine, length: int) -> None:
+    """Make slot 0 hold so many tokens: zeros where the engine takes what others computed, which costs nothing."""
+    limits = engine.limits
+    if engine.token_bytes:
+        engine.extend([Span(slot=0, start=0, tokens=(0,), num_logits=0)])
+        layers, heads, _, size = engine.read_slot(0, 0, 1).shape
+        engine.write_slot(0, 1, np.zeros((layers, heads, length - 1, size), dtype=np.float32))
+        return
+    for first in range(0, length, limits.max_extend):
+        tokens = (0,) * min(limits.max_extend, length - first)
+        engine.extend([Span(slot=0, start=first, tokens=tokens, num_logits=0)])
+
+
+def _measure_catch_up(draft: Engine, budget: Budget, clock: Clock) -> ModelCosts:
     """Return the costs of one row of many tokens whose logits nobody wants."""
     longest = min(draft.limits.max_extend, draft.limits.max_context)
-    spans = (*(n for n in CATCH_UP_SPANS if n < longest), longest)
-    calls = [
-        partial(draft.extend, [Span(slot=0, start=0, tokens=(0,) * tokens, num_logits=0)])
-        for tokens in spans
-    ]
+    until = clock() + CATCH_UP_SHARE * budget.total_s
+    spans: list[int] = []
+    seconds: list[Seconds] = []
     # One after the other: a short call after a long one takes three times as long (0.4 ms for 0.14, demo pair).
-    seconds = np.stack([time_calls([call], repeats, clock) for call in calls], axis=1)
-    return fit_model(seconds, (1,), spans, capacities(draft.limits)[0])
+    for tokens in (*(n for n in CATCH_UP_SPANS if n < longest), longest):
+        left_s = until - clock()
+        if len(spans) > 1 and left_s <= 0.0:
+            break
+        call = partial(draft.extend, [Span(slot=0, start=0, tokens=(0,) * tokens, num_logits=0)])
+        seconds.append(time_calls([call], budget.repeats, clock, left_s))
+        spans.append(tokens)
+    return fit_model(np.stack(seconds, axis=1), (1,), spans, capacities(draft.limits)[0])

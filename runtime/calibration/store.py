@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 
-SCHEMA = 7  # rises with what is measured and how: an older table has another name, and is not found
+SCHEMA = 8  # rises with what is measured and how: an older table has another name, and is not found
 UNFINISHED = ".new"
 NAME_DIGITS = 16
 ABANDONED_S = 3600.0
@@ -32,23 +32,19 @@ def load_or_measure(
     measure: Callable[[], CostTable],
     *,
     is_refreshed: bool = False,
-    takes_unsettled: bool = False,
 ) -> CostTable:
     """Return the table kept at the first of the paths that has one, else a measured one, which is then kept.
 
-    A kept table whose measurements disagreed is measured again, and the better of the two is taken. The first of the
-    paths that can be written keeps the table. ``is_refreshed`` measures even if there is one;
-    ``takes_unsettled`` measures only if there is none.
+    The first of the paths that can be written keeps the table. ``is_refreshed`` measures even if there is one.
     """
     kept = None if is_refreshed else _kept(paths)
-    if kept is not None and (kept.is_settled or takes_unsettled):
+    if kept is not None:
         return kept
-    measured = measure()
-    table = min(measured, kept or measured, key=lambda one: one.disagreement)
+    table = measure()
     if not table.is_settled:
         log.warning(
             "measurements of what steps cost disagree by %.0f %%: something else uses this machine; "
-            "served steps will correct them, and the next start measures again",
+            "served steps will correct them, and a start with --refresh-costs measures again",
             100.0 * table.disagreement,
         )
     _keep(paths, table)

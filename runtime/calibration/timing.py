@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -45,7 +46,16 @@ def typical(rounds: Sequence[Sequence[float]]) -> Seconds:
     return np.asarray(np.quantile(rounds, TYPICAL, axis=0), dtype=np.float64)
 
 
-def time_calls(calls: Sequence[Call], num_rounds: int, clock: Clock) -> Seconds:
-    """Return [calls] float64 typical seconds; a round that allocates and plans goes before."""
+def time_calls(
+    calls: Sequence[Call], num_rounds: int, clock: Clock, most_s: float = math.inf
+) -> Seconds:
+    """Return [calls] float64 typical seconds; a round that allocates and plans goes before.
+
+    After ``most_s`` no further round is begun, but one.
+    """
+    until = clock() + most_s
     timed(calls, clock)
-    return typical([timed(calls, clock) for _ in range(num_rounds)])
+    rounds = [timed(calls, clock)]
+    while len(rounds) < num_rounds and clock() < until:
+        rounds.append(timed(calls, clock))
+    return typical(rounds)

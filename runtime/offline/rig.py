@@ -6,14 +6,15 @@ import gc
 import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
+from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import SamplingParams
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.runtime.core.config import ServerConfig
@@ -25,7 +26,7 @@ from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 from outrider.runtime.offline.timers import TimedEngine, TimedSampler
-from outrider.runtime.serving.factory import bundle_costs, settle_loaded
+from outrider.runtime.serving.factory import bundle_costs, open_engines, settle_loaded
 from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.tokenizer import TokenizersCodec, open_codec
 
@@ -223,7 +224,7 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
         decoder=tokenizer,
         clock=options.clock,
     )
-    settle_loaded()
+    settle_loaded(waits=True)
     return Rig(
         bundle=bundle,
         target=target,
@@ -250,8 +251,13 @@ def _costs(
             device=options.device,
             config=config,
         )
-        sampler = _sampler(bundle, options)
-        return bundle_costs(bundle, serving, sampler, tokenizer, options.max_batch, options.clock)
+
+        @contextmanager
+        def engines() -> Iterator[Pair]:
+            with closing(open_engines(bundle, serving, options.max_batch)) as pair:
+                yield replace(pair, sampler=_sampler(bundle, options))
+
+        return bundle_costs(bundle, serving, engines, tokenizer, options.max_batch, options.clock)
 
 
 def _sampler(bundle: Bundle, options: RigOptions) -> CpuSampler:

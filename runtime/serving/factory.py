@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,13 @@ from outrider.engines.bundle.renewal import gains_of_export
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
 from outrider.engines.devices import CPU
+from outrider.engines.kv_cache import PATIENCE
 from outrider.engines.memory.huge_pages import use_everywhere
 from outrider.engines.memory.room import fit_memory
 from outrider.engines.memory.sizes import machine_memory_bytes
 from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
 from outrider.engines.rounds import do_nothing
-from outrider.engines.sampling.base import Sampler
 from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.calibration.store import load_or_measure, table_name
 from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
@@ -49,9 +52,12 @@ from outrider.runtime.serving.generation_defaults import request_defaults
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
 from outrider.runtime.serving.settings import ServeOptions
+from outrider.runtime.serving.supervision.memory import trimmer
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec, open_codec
 
 log = logging.getLogger(__name__)
+
+LEAST_PRIORITY = 19  # Linux knows nobody nicer
 
 PRIVATE = "memory of its own: the bundle's files may change"
 MAPPED = "files, since memory for a copy is missing: they are watched, and a change ends serving"
@@ -76,14 +82,16 @@ def load_model(
     max_batch = min(config.max_running, manifest.max_batch)
     codec = open_codec(bundle)
     chats = _open_chats(bundle, codec)
+    with ThreadPoolExecutor(1) as aside:  # engines and what grammars need take seconds each
+        opening = aside.submit(open_constraints, manifest, codec)
+        pair = open_engines(bundle, options, max_batch)
+        constraints, no_constraints = opening.result()
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
-        costs = bundle_costs(bundle, options, None, codec, max_batch)
-    pair = open_engines(bundle, options, max_batch)
+        costs = bundle_costs(bundle, options, lambda: nullcontext(pair), codec, max_batch)
     log.info("sampling %s", pair.place)
     config = _with_prefix_cache(config, pair)
     bit_equality, is_mapped = _log_promises(bundle, pair), bundle.is_mapped()
-    constraints, no_constraints = open_constraints(manifest, codec)
     engines = _served(pair, manifest.max_gamma, costs)
     worker = Worker(engines, config=config, decoder=codec, on_beat=on_beat, constraints=constraints)
     control = worker.snapshot().control
@@ -360,15 +368,14 @@ def with_bundle_defaults(
 def bundle_costs(
     bundle: Bundle,
     options: ServeOptions,
-    sampler: Sampler | None,
+    engines: Callable[[], AbstractContextManager[Pair]],
     decoder: Decoder,
     max_batch: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
-    """Return what steps of a bundle cost here: the kept table, or one measured on engines of their own.
+    """Return what steps of a bundle cost here: the kept table, or one measured on ``engines`` that serve nobody yet.
 
-    Engines are timed with their logits copied to the host, also where rounds stay on the device. Without a sampler, the
-    pair's own is timed.
+    Engines are timed with their logits copied to the host, also where rounds stay on the device.
     """
     manifest, root = bundle.manifest, bundle.root.resolve()
     folders = [options.costs_folder]
@@ -376,18 +383,21 @@ def bundle_costs(
         folders = [root.with_name(f"{root.name}.costs"), Path.home() / ".cache" / "outrider"]
 
     def measure() -> CostTable:
-        with (
-            options.stage("measuring what steps cost on this machine"),
-            closing(open_engines(bundle, options, max_batch)) as pair,
-        ):
-            return calibrate(
+        with options.stage("measuring what steps cost on this machine"), engines() as pair:
+            move_to_huge_pages()
+            table = calibrate(
                 target=pair.target,
                 draft=pair.draft,
-                sampler=sampler or pair.sampler,
+                sampler=pair.sampler,
                 decoder=decoder,
                 max_gamma=manifest.max_gamma,
                 clock=clock,
             )
+            # Caches give back at once what the longest calls took.
+            for engine in PATIENCE * [pair.target] + PATIENCE * [pair.draft]:
+                if engine is not None:
+                    engine.trim(())
+            return table
 
     name = table_name(
         files=[entry.sha256 for entry in manifest.files.values()],
@@ -400,7 +410,6 @@ def bundle_costs(
         paths,
         measure,
         is_refreshed=options.refreshes_costs,
-        takes_unsettled=options.takes_unsettled_costs,
     )
 
 
@@ -425,13 +434,29 @@ def _wants_trees(options: ServeOptions) -> bool:
     return any_proposes_trees(re.split("[+/:]", options.config.default_drafter))
 
 
-def settle_loaded() -> None:
-    """Take all loaded objects out of garbage collection, and move them to huge pages where there are any.
+def settle_loaded(*, waits: bool = False) -> None:
+    """Take all loaded objects out of garbage collection, and move them to huge pages: behind what is served or at once.
 
     Libraries bring some hundred thousand objects; looking through them took an eighth of the host's time.
     """
     gc.collect()
     gc.freeze()
+    if waits:
+        move_to_huge_pages()
+    else:
+        threading.Thread(target=_move_behind, name="huge pages", daemon=True).start()
+
+
+def _move_behind() -> None:
+    with suppress(OSError):  # where threads have no priorities of their own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
+    move_to_huge_pages()
+
+
+def move_to_huge_pages() -> None:
+    """Give back what libraries have freed, and move what is left to huge pages where there are any."""
+    if give_back := trimmer():
+        give_back()
     use_everywhere()
 
 

@@ -134,7 +134,6 @@ class ServeOptions:
         socket_path: of a Unix socket to listen on besides; None for none.
         leaves_drafter: whether a bundle with serving defaults chooses the default drafter.
         leaves_gamma: whether it chooses the default gamma.
-        takes_unsettled_costs: whether known step costs are taken though their measurements disagreed.
         stage: entered with the name of work that takes seconds, so that somebody can show it.
     """
 
@@ -235,7 +234,6 @@ class ServeOptions:
     refreshes_costs: bool = setting(
         False, Panel.DRAFTING, "Measure step costs even if they are known.", option="refresh_costs"
     )
-    takes_unsettled_costs: bool = False
     leaves_drafter: bool = converted(False, lambda given: given["drafter"] is None)
     leaves_gamma: bool = converted(False, lambda given: given["gamma"] is None)
     watch: WatchOptions = part(WatchOptions)

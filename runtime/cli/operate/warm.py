@@ -11,8 +11,8 @@ import typer
 from outrider.runtime.cli.refusals import EXIT_FAILED, end_on_sigterm, refusals
 from outrider.runtime.cli.serve.parameters import serve_options, with_settings
 
-MOST_STARTS = 3
-"""Starts are tried until one has nothing left to do; measured step costs may have to be measured again."""
+STARTS = 2
+"""The first does what is left to do, the second shows that nothing is."""
 
 
 @with_settings
@@ -36,7 +36,7 @@ def warm(**given: Any) -> None:
 
     with refusals():
         bundle, options = serve_options(given)
-        for _ in range(MOST_STARTS):
+        for _ in range(STARTS):
             stages.clear()
             load_model(bundle, replace(options, stage=noted)).close()
             options = replace(options, refreshes_costs=False)

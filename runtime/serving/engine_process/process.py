@@ -176,7 +176,7 @@ class Engines:
         engine = self._open()
         self._limit_s = max(LEAST_OPEN_S, MANY_FIRST * (time.monotonic() - began_s))
         # Callers wait for the next engine, so it measures nothing that the first one has measured.
-        self._options = replace(self._options, refreshes_costs=False, takes_unsettled_costs=True)
+        self._options = replace(self._options, refreshes_costs=False)
         return engine
 
     def next(self, ended: EngineProcess) -> tuple[EngineProcess, Opened] | None:

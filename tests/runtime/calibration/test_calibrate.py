@@ -49,6 +49,7 @@ class PricedEngine:
     limits = LIMITS
     is_row_invariant = True
     packs_rows = False
+    token_bytes = 0
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
         width = max(2, max(len(span.tokens) for span in spans))
@@ -181,7 +182,7 @@ def test_rounds_that_disagree_are_repeated_until_they_agree() -> None:
     assert table.target.extend_s(4, 5, 128) == pytest.approx(1.0 + 0.5 * 4 * 5, rel=0.1)
 
 
-def test_a_table_in_doubt_says_so_and_is_measured_again_at_the_next_start(
+def test_a_table_in_doubt_says_so_and_is_measured_again_where_it_is_asked_for(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ticker = Ticker()
@@ -192,13 +193,11 @@ def test_a_table_in_doubt_says_so_and_is_measured_again_at_the_next_start(
     )
     assert not noisy.is_settled
     assert "disagree" in caplog.text
-    # Another noisy start keeps the better of both, a calm one ends it.
-    worse = replace(noisy, disagreement=9.0)
-    assert load_or_measure([path], lambda: worse) == noisy
+    assert "--refresh-costs" in caplog.text
     calm = measured(ticker, PricedEngine(ticker, 0.5, 0.0), None, budget)
-    assert load_or_measure([path], lambda: calm, takes_unsettled=True) == noisy
-    assert load_or_measure([path], lambda: calm) == calm
-    assert load_or_measure([path], lambda: worse) == calm
+    assert load_or_measure([path], lambda: calm) == noisy
+    assert load_or_measure([path], lambda: calm, is_refreshed=True) == calm
+    assert load_or_measure([path], lambda: noisy) == calm
 
 
 def test_target_and_draft_are_called_in_turns() -> None:

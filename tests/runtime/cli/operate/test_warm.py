@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from outrider.runtime.calibration.calibrate import calibrate
 from outrider.runtime.cli.main import app
-from outrider.runtime.gamma.costs import MOST_DISAGREEMENT, CostTable
+from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.serving import factory
 from typer.testing import CliRunner
 
@@ -52,16 +51,9 @@ def test_a_start_after_it_measures_nothing(
     assert len(measurements) == 2
 
 
-def test_what_disagrees_each_time_is_said(
-    tiny_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def noisy(**given: Any) -> CostTable:
-        ticks = itertools.count()
-        table = calibrate(**{**given, "clock": lambda: next(ticks) * 1e-3})
-        return replace(table, disagreement=2 * MOST_DISAGREEMENT)
-
-    monkeypatch.setattr(factory, "calibrate", noisy)
-    arguments = ["warm", str(tiny_bundle), "--costs", str(tmp_path), "--device", "cpu"]
+def test_what_cannot_be_kept_is_said(tiny_bundle: Path, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    arguments = ["warm", str(tiny_bundle), "--costs", str(tmp_path / "file"), "--device", "cpu"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     assert "a start still begins with measuring what steps cost" in result.stderr

@@ -282,7 +282,7 @@ def test_every_setting_of_the_drafters_is_set_by_its_name():
 
 
 # What a process is given by the code that starts it.
-NO_SETTINGS = {"takes_unsettled_costs", "stage"}
+NO_SETTINGS = {"stage"}
 
 
 def no_settings(kind: type, within: Setting) -> Iterator[str]:
