@@ -35,6 +35,8 @@ GONE_SETTINGS: Mapping[str, str] = {
     "draws_with_replacement": "siblings of a tree always differ",
 }
 """Settings that 0.2 had, and why there is nothing to set."""
+LEAST_READ = 64
+"""Tokens at the end of a prompt that a draft model reads at least."""
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
 MAX_PHRASE = 16
@@ -45,6 +47,16 @@ MAX_BRANCHING = 16
 """Candidates of one node of a tree, and levels that have a number."""
 _CAP = re.compile("[1-9][0-9]{0,2}")
 BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
+
+
+def num_left_out(num_missing: int, num_remaining: int) -> int:
+    """Return how many leading tokens of a text a draft model need not read: it reads no more than it may draft.
+
+    Args:
+        num_missing: tokens of the text, of which it has read none.
+        num_remaining: tokens that the answer may still have.
+    """
+    return max(0, num_missing - max(LEAST_READ, num_remaining))
 
 
 class HistoryScope(StrEnum):

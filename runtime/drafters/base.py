@@ -73,6 +73,7 @@ class DraftRow:
             leading one.
         node_cost: what verifying one more token of a tree costs in this step, in plain steps; None
             where nothing was measured.
+        num_remaining: tokens that the answer may still have.
         is_adaptive: whether gamma is chosen step by step. Where it is not, drafts must not depend on
             other rows: they decide which noise the request's draws use.
         source: what encoders read; empty for models without one.
@@ -90,6 +91,7 @@ class DraftRow:
     params: SpeculationParams = field(default_factory=SpeculationParams)
     max_nodes: int = 0
     node_cost: float | None = None
+    num_remaining: int = 0
     is_adaptive: bool = False
     source: tuple[int, ...] = ()
     constraint: Constraint | None = None

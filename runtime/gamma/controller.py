@@ -124,6 +124,7 @@ class Controller:
         max_shared_missing: tokens a row may miss and still be fed with the others.
         uses_model: returns True for the name of a drafter that calls the draft model.
         packs_rows: True where the engines' calls cost by the total of their tokens.
+        leaves_out: True where the draft model reads the end of a long prompt alone.
         are_waiting: returns True while requests wait for the slots of those that end.
         default_drafter: whose verdict is reported before any request.
         clock: seconds; deadlines are on it, and steps are timed by it.
@@ -137,6 +138,7 @@ class Controller:
         max_shared_missing: int,
         uses_model: Callable[[str], bool],
         packs_rows: bool = False,
+        leaves_out: bool = False,
         are_waiting: Callable[[], bool] = lambda: False,
         default_drafter: str = NONE,
         clock: Callable[[], float] = time.monotonic,
@@ -147,6 +149,7 @@ class Controller:
             max_shared_missing=max_shared_missing,
             uses_model=uses_model,
             packs_rows=packs_rows,
+            leaves_out=leaves_out,
         )
         self._acceptance = Acceptance(max_gamma)
         self._budgets = guard.Budgets()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.drafting import num_left_out
 from outrider.runtime.core.request import Request
 from outrider.runtime.gamma.costs import CostTable, RowCosts, RowKind, RowPrices, StepPrices
 from outrider.runtime.gamma.guard import Ratios
@@ -20,6 +21,7 @@ class StepTimes:
         max_shared_missing: tokens a row may miss and still be fed with the others.
         uses_model: returns True for the name of a drafter that calls the draft model.
         packs_rows: True where the engines' calls cost by the total of their tokens.
+        leaves_out: True where the draft model reads the end of a long prompt alone.
 
     Attributes:
         ratios: measured over tabled seconds.
@@ -33,7 +35,9 @@ class StepTimes:
         max_shared_missing: int,
         uses_model: Callable[[str], bool],
         packs_rows: bool,
+        leaves_out: bool = False,
     ) -> None:
+        self._leaves_out = leaves_out
         self._prices = StepPrices(table, max_gamma=max_gamma, packs_rows=packs_rows)
         self._host = table.host.rows
         self._most_missing = max_shared_missing
@@ -86,6 +90,8 @@ class StepTimes:
         computed = row.cache.draft_computed
         read_s = self._prices.read_s(len(row.spec.source_tokens)) if computed < 0 else 0.0
         num_missing = row.sequence.num_known - max(computed, 0)
+        if self._leaves_out and not computed and row.speculation.is_adaptive and not row.group.name:
+            num_missing -= num_left_out(num_missing, row.sequence.num_remaining)
         if num_missing <= self._most_missing:
             return read_s
         return read_s + self._prices.catch_up_s(num_missing - 1)

@@ -234,6 +234,7 @@ def draft_rows(
                 params=spec.speculation,
                 max_nodes=max_nodes,
                 node_cost=node_cost,
+                num_remaining=request.sequence.num_remaining,
                 is_adaptive=is_adaptive,
                 constraint=request.constraint,
                 group=request.group.name,

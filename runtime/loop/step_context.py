@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.engines.base import Engine
 from outrider.engines.rounds import Rounds, do_nothing
@@ -15,6 +15,7 @@ from outrider.runtime.core.scheduler import StepLimits
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
+from outrider.runtime.drafters.model.prompt_end import PromptEndEngine
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.controller import Controller
 from outrider.runtime.gamma.costs import CostTable
@@ -49,6 +50,13 @@ class ServedEngines:
     max_gamma: int
     rounds: Rounds | None = None
     costs: CostTable | None = None
+
+    def with_prompt_ends(self) -> ServedEngines:
+        """Return these with a draft model that may read the end of a prompt alone, where the host calls it."""
+        draft = self.draft
+        if draft is None or self.rounds is not None or draft.limits.max_source:
+            return self
+        return replace(self, draft=PromptEndEngine(draft))
 
     @property
     def opened(self) -> tuple[Engine, ...]:
@@ -126,6 +134,7 @@ def step_parts(
             max_shared_missing=MAX_SHARED_MISSING,
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines.opened),
+            leaves_out=isinstance(engines.draft, PromptEndEngine),
             are_waiting=are_waiting,
             default_drafter=NONE if lacks_default else config.default_drafter,
             clock=clock,

@@ -33,6 +33,7 @@ from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.core.tenant import ANY_CLAIM, Claim
 from outrider.runtime.core.text import Decoder
+from outrider.runtime.drafters.model.prompt_end import PromptEndEngine
 from outrider.runtime.grammar.base import MOST_FORCED, Constraints
 from outrider.runtime.loop.beams.step import SearchParts, run_searches
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
@@ -88,6 +89,7 @@ class Worker:
         on_beat: Callable[[], None] = do_nothing,
         constraints: Constraints | None = None,
     ) -> None:
+        engines = engines.with_prompt_ends()
         self._clock = clock
         self._event_queue = EventQueue()
         self._on_beat = on_beat
@@ -418,5 +420,10 @@ def _live_rows(engines: ServedEngines, config: ServerConfig, chunk: int) -> Live
     """Return rows in as many slots as all engines have, with a cache of prefixes where one is configured."""
     opened = engines.opened
     num_slots = min(config.max_running, *(engine.limits.max_batch for engine in opened))
-    most_bytes = config.prefix_cache_bytes
-    return LiveRows(opened, num_slots, Prefixes(opened, most_bytes, chunk) if most_bytes else None)
+    if not config.prefix_cache_bytes:
+        return LiveRows(opened, num_slots, None)
+    left_out = (
+        engines.draft.left_out if isinstance(engines.draft, PromptEndEngine) else [0] * num_slots
+    )
+    prefixes = Prefixes(opened, config.prefix_cache_bytes, chunk, lambda slot: not left_out[slot])
+    return LiveRows(opened, num_slots, prefixes)

@@ -19,7 +19,7 @@ Not for beam searches, nor for models with an encoder, whose caches depend on th
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,10 +64,17 @@ class Prefixes:
         engines: the target and, where there is one, the draft; each can read and write slots.
         max_bytes: of all that is kept.
         chunk: prompt tokens that a step feeds at most.
+        has_whole_draft: whether a slot of the draft holds its text from the first token on.
     """
 
-    def __init__(self, engines: Sequence[Engine], max_bytes: int, chunk: int) -> None:
-        self._engines = engines
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        max_bytes: int,
+        chunk: int,
+        has_whole_draft: Callable[[int], bool] = lambda slot: True,
+    ) -> None:
+        self._engines, self._has_whole_draft = engines, has_whole_draft
         self._chunk = chunk
         self._tree = PrefixTree(max_bytes)
         # Looked up already, and not yet kept.
@@ -119,7 +126,7 @@ class Prefixes:
         cache = request.cache
         lengths = (min(cache.num_computed, cache.num_exact), cache.draft_computed)
         for index, (engine, length) in enumerate(zip(self._engines, lengths, strict=False)):
-            if length < FEWEST:
+            if length < FEWEST or (index and not self._has_whole_draft(slot)):
                 continue
             text, read = request.sequence.tokens[:length], partial(engine.read_slot, slot)
             try:

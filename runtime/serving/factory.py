@@ -82,10 +82,7 @@ def load_model(
     max_batch = min(config.max_running, manifest.max_batch)
     codec = open_codec(bundle)
     chats = _open_chats(bundle, codec)
-    with ThreadPoolExecutor(1) as aside:  # engines and what grammars need take seconds each
-        opening = aside.submit(open_constraints, manifest, codec)
-        pair = open_engines(bundle, options, max_batch)
-        constraints, no_constraints = opening.result()
+    pair, (constraints, no_constraints) = _open_both(bundle, options, max_batch, codec)
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, lambda: nullcontext(pair), codec, max_batch)
@@ -125,6 +122,15 @@ def load_model(
         chats=chats,
         generation_defaults=asked,
     )
+
+
+def _open_both(
+    bundle: Bundle, options: ServeOptions, max_batch: int, codec: TokenizersCodec
+) -> tuple[Pair, tuple[GrammarConstraints | None, str]]:
+    """Open engines and what constrains answers beside one another: each takes seconds."""
+    with ThreadPoolExecutor(1) as aside:
+        opening = aside.submit(open_constraints, bundle.manifest, codec)
+        return open_engines(bundle, options, max_batch), opening.result()
 
 
 def _open_bundle(root: Path, options: ServeOptions) -> tuple[Bundle, ServeOptions]:

@@ -22,6 +22,7 @@ from typing import ClassVar, Self
 
 from outrider.engines.base import Source, Span, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow
+from outrider.runtime.core.drafting import num_left_out
 from outrider.runtime.core.scheduler import alike_neighbours
 from outrider.runtime.drafters.base import (
     Draft,
@@ -31,6 +32,7 @@ from outrider.runtime.drafters.base import (
     Need,
     Outcome,
 )
+from outrider.runtime.drafters.model.prompt_end import PromptEndEngine
 
 MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
@@ -81,6 +83,9 @@ class ModelDrafter:
         """Bring chosen rows up to date as far as one step may, and say how much each may draft."""
         computed = [row.num_computed for row in live]
         usable = [slot for slot in chosen if self._can_feed(live[slot])]
+        if isinstance(self._engine, PromptEndEngine):
+            for slot in usable:
+                computed[slot] = self._leave_out(self._engine, live[slot], slot)
         # A row alone pads nobody: the call that drafts feeds it a whole chunk, instead of one before it.
         if len(live) > 1 or any(_num_missing(live, s, computed) > self._chunk for s in usable):
             self._catch_up(live, usable, computed)
@@ -89,6 +94,18 @@ class ModelDrafter:
             self._read_together(live, {0: len(live[0].source)}, computed)
         gammas = {slot: gamma for slot in usable if (gamma := self._gamma(live[slot])) > 0}
         return Ready(computed=computed, gammas=gammas)
+
+    def _leave_out(self, engine: PromptEndEngine, row: DraftRow, slot: int) -> int:
+        """Leave out what a row need not read of its prompt; return what counts as computed.
+
+        Where gamma is fixed nothing is: its drafts are as good as the model's. A group's rows copy what one has read.
+        """
+        if row.num_computed or not row.is_adaptive or row.group or row.gamma <= 0:
+            return row.num_computed
+        num_tokens = num_left_out(len(row.sampling.history), row.num_remaining)
+        if num_tokens:
+            engine.leave_out(slot, num_tokens)
+        return num_tokens
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Learn nothing: the request keeps the cache pointers."""

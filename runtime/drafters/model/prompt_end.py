@@ -1,0 +1,119 @@
+"""The draft model reads the end of a long prompt alone.
+
+A draft is verified whatever it was made from, so a draft model need not read all of a prompt: reading costs a third of
+what the target's does, and a short answer behind a long prompt would never earn it back. Which tokens are left out is
+known to the engine's slots alone. To everybody else they count as computed, at the places that they have in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Source, Span
+
+
+@dataclass(slots=True)
+class PromptEndEngine:
+    """A draft model's engine whose slots may hold a text without its first tokens.
+
+    Attributes:
+        engine: sees each text from the first token that was not left out, at position 0.
+        left_out: by slot, leading tokens that it does not hold.
+    """
+
+    engine: Engine
+    left_out: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Leave nothing out."""
+        self.left_out = [0] * self.engine.limits.max_batch
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of the engine."""
+        return self.engine.limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether the engine promises I2; of what it holds of a text."""
+        return self.engine.is_row_invariant
+
+    @property
+    def packs_rows(self) -> bool:
+        """Whether the engine packs rows."""
+        return self.engine.packs_rows
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in what ``read_slot`` returns."""
+        return self.engine.token_bytes
+
+    def leave_out(self, slot: int, num_tokens: int) -> None:
+        """Let a slot's text begin behind so many tokens; what it held is forgotten."""
+        self.left_out[slot] = num_tokens
+
+    def read(self, sources: Sequence[Source]) -> None:
+        """Read sources; nothing is left out of the texts behind them."""
+        self.engine.read(sources)
+        for source in sources:
+            self.left_out[source.slot] = 0
+
+    def share_source(self, slot: int, destinations: Sequence[int]) -> None:
+        """Copy a slot's source; nothing is left out of the texts behind it."""
+        self.engine.share_source(slot, destinations)
+        for destination in destinations:
+            self.left_out[destination] = 0
+
+    def extend(self, spans: Sequence[Span]) -> FloatArray:
+        """Append spans; one that starts at 0 holds its text from the beginning."""
+        for span in spans:
+            if span.start == 0:
+                self.left_out[span.slot] = 0
+        return self.engine.extend([self._moved(span) for span in spans])
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span, a tree."""
+        self.engine.keep_path(slot, path)
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy a slot's text over another's, without what was left out of it."""
+        self.engine.move_slot(source, destination, self._held(source, length))
+        self.left_out[destination] = self.left_out[source]
+
+    def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
+        """Return what is cached of a slot's tokens.
+
+        Raises:
+            EngineError: as the engine, or some of them were left out.
+        """
+        if left_out := self.left_out[slot]:
+            raise EngineError(f"slot {slot}: its first {left_out} tokens were left out")
+        return self.engine.read_slot(slot, start, end)
+
+    def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
+        """Put tokens that were read from a slot into one; see ``Engine.write_slot``."""
+        if start == 0:
+            self.left_out[slot] = 0
+        self.engine.write_slot(slot, self._held(slot, start), values)
+
+    def trim(self, lengths: Sequence[int | None]) -> None:
+        """Forget all but the first tokens of each slot; see ``Engine.trim``."""
+        self.engine.trim(
+            [
+                None if length is None else self._held(slot, length)
+                for slot, length in enumerate(lengths)
+            ]
+        )
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+    def _moved(self, span: Span) -> Span:
+        start = self._held(span.slot, span.start)
+        return span if start == span.start else replace(span, start=start)
+
+    def _held(self, slot: int, length: int) -> int:
+        """Return how many of a text's first tokens the engine holds."""
+        return max(0, length - self.left_out[slot])
