@@ -216,7 +216,7 @@ def _value(known: Setting, name: str, hint: Any, given: Given) -> Any:
         return known.make(given)
     (option,) = (one or name for one in known.options)
     text = given[option]
-    if not _is_text(hint):
+    if text is None or not _is_text(hint):
         return text
     if hint == _LIST:
         return tuple(text.split(","))

@@ -69,7 +69,7 @@ class Security:
         self.certificate = self._certificate(options)
         self._tenants = self._read_tenants(options)
         self.authenticator = Authenticator(self._credentials(options), self._tenants or Tenants)
-        self.places = Places()
+        self.places = Places(proxies=options.proxies)
         self._exposed: list[str] = []
         self._reminded_s = -REMIND_EVERY_S
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.settings import Panel, setting
+
+Network = IPv4Network | IPv6Network
 
 _MOST_RELOAD_S = 86_400.0
 
@@ -51,6 +54,12 @@ class SecurityOptions:
     tenants: Path | None = setting(
         None, Panel.SECURITY, "Shares and certificates of tenants, TOML."
     )
+    trusted_proxies: tuple[str, ...] = setting(
+        (),
+        Panel.SECURITY,
+        "Addresses and networks, with commas, whose connections share no places.",
+        offered=None,
+    )
     is_insecure: bool = setting(
         False,
         Panel.ADDRESSES,
@@ -74,10 +83,21 @@ class SecurityOptions:
             raise ConfigError("jwt_audience", "must be given with jwt_keys")
         if self.jwt_audience is not None and self.jwt_keys is None:
             raise ConfigError("jwt_keys", "must be given with jwt_audience")
+        try:
+            _ = self.proxies
+        except ValueError:
+            raise ConfigError(
+                "trusted_proxies", "must be addresses or networks, such as 10.0.0.0/8"
+            ) from None
         if not 0 < self.reload_every_s <= _MOST_RELOAD_S:
             raise ConfigError(
                 "reload_every_s", f"must be above 0, and at most {_MOST_RELOAD_S:.0f}"
             )
+
+    @property
+    def proxies(self) -> tuple[Network, ...]:
+        """The networks of ``trusted_proxies``."""
+        return tuple(ip_network(one.strip(), strict=False) for one in self.trusted_proxies)
 
     @property
     def certificate_files(self) -> CertificateFiles | None:

@@ -16,6 +16,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
+from urllib.parse import unquote
+
+from outrider.runtime.serving.security.options import Network
 
 EVERY_S = 0.25
 """Seconds between two looks, longer where a look takes more than ``_SHARE`` of them."""
@@ -73,10 +77,13 @@ class Places:
 
     Args:
         clock: monotonic seconds.
+        proxies: whose connections are many callers': none of them is a stranger's, or shares an address.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, proxies: Sequence[Network] = ()
+    ) -> None:
+        self._clock, self._proxies = clock, proxies
         self._can_look = os.path.isdir(_FILES)
         # When the gate last let a call in, by peer; of connections that have gone until the next look.
         self._let_in: dict[str, float] = {}
@@ -125,18 +132,21 @@ class Places:
         num_closed = 0
         for port, num_places in most.items():
             held = [
-                Held(
-                    peer=peer,
-                    host=peer.rpartition(":")[0],
-                    is_known=peer in noted,
-                    used_s=now_s if peer in busy else noted.get(peer, self._seen[peer]),
-                )
+                self._held(peer, peer in noted, now_s if peer in busy else noted.get(peer))
                 for _, its_port, peer in files.values()
                 if its_port == port
             ]
             for one in leaving(held, num_places):
                 num_closed += _shut(peers[one.peer], one.peer)
         return num_closed
+
+    def _held(self, peer: str, is_known: bool, used_s: float | None) -> Held:
+        """Return a connection of ``look``; without a time of use it was used when it was first seen."""
+        host = peer.rpartition(":")[0]
+        if self._proxies and is_within(host, self._proxies):
+            host, is_known = peer, True
+        used_s = self._seen[peer] if used_s is None else used_s
+        return Held(peer=peer, host=host, is_known=is_known, used_s=used_s)
 
     def _connections(self, ports: Mapping[int, int]) -> dict[int, tuple[int, int, str]]:
         """Return the files of this process that are connections of the ports."""
@@ -152,6 +162,12 @@ class Places:
                 found[number] = known
         self._files = found
         return {number: one for number, one in found.items() if one[2] and one[1] in ports}
+
+
+def is_within(host: str, networks: Sequence[Network]) -> bool:
+    """Return whether a host, as ``Held`` has it, belongs to one of the networks."""
+    address = ip_address(unquote(host.partition(":")[2]).strip("[]"))
+    return any(address in network for network in networks)
 
 
 def _ends(number: int) -> tuple[int, str]:

@@ -217,6 +217,7 @@ OWN: list[tuple[str, dict[str, object]]] = [
     ("--keys a", {"keys": Path("a")}),
     ("--jwt-keys a --jwt-audience b", {"jwt_keys": Path("a"), "jwt_audience": "b"}),
     ("--jwt-tenant-claim a", {"jwt_tenant_claim": "a"}),
+    ("--trusted-proxies 10.0.0.0/8,::1", {"trusted_proxies": ("10.0.0.0/8", "::1")}),
     ("--tenants a", {"tenants": Path("a")}),
     ("--no-open-health", {"has_open_health": False}),
     ("--audit-log a", {"audit_log": Path("a")}),

@@ -11,8 +11,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.serving.security import places
-from outrider.runtime.serving.security.places import Held, Places, leaving
+from outrider.runtime.serving.security.options import SecurityOptions
+from outrider.runtime.serving.security.places import Held, Places, is_within, leaving
 
 from tests.http2 import PREFACE, SETTINGS, connect, frame
 from tests.mutants import assert_caught
@@ -96,6 +98,39 @@ def test_strangers_have_half_of_the_places() -> None:
 
 def test_where_room_is_short_strangers_leave_first() -> None:
     check_room()
+
+
+@pytest.mark.parametrize(
+    ("host", "network", "is_inside"),
+    [
+        ("ipv4:10.1.2.3", "10.0.0.0/8", True),
+        ("ipv4:11.1.2.3", "10.0.0.0/8", False),
+        ("ipv4:10.1.2.3", "10.1.2.3", True),
+        ("ipv6:%5Bfd00::1%5D", "fd00::/8", True),
+        ("ipv6:%5Bfe80::1%25eth0%5D", "fd00::/8", False),
+        ("ipv6:%5Bfd00::1%5D", "10.0.0.0/8", False),
+    ],
+)
+def test_a_host_belongs_to_a_network(host: str, network: str, is_inside: bool) -> None:
+    assert is_within(host, SecurityOptions(trusted_proxies=(network,)).proxies) is is_inside
+
+
+def test_connections_of_a_trusted_proxy_have_no_share_of_an_address() -> None:
+    """They are the places' own sockets here: a listener with more connections than one address may have."""
+    for proxies, num_left in ((), 8), (("127.0.0.0/8", "::1"), 15):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+            taken = [listener.accept()[0] for _ in clients]
+            watched = Places(proxies=SecurityOptions(trusted_proxies=proxies).proxies)
+            assert watched.look({port: 16}) == 20 - num_left
+            for one in (*clients, *taken):
+                one.close()
+
+
+def test_a_proxy_is_an_address_or_a_network() -> None:
+    with pytest.raises(ConfigError, match="trusted_proxies: must be addresses or networks"):
+        SecurityOptions(trusted_proxies=("proxy.example",))
 
 
 def test_a_fleet_that_was_let_in_loses_no_place() -> None:
