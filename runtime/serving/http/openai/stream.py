@@ -21,15 +21,17 @@ from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     TextPlaces,
     Tokens,
+    call_delta,
     chat_logprobs,
     completion_logprobs,
     provenance_of,
+    reason_of,
     report_of,
     steps_of,
 )
 from outrider.runtime.serving.http.openai.usage import UsageCounter, metrics_of
 from outrider.runtime.serving.http.responses import EVENTS, answer_error, json_bytes
-from outrider.runtime.serving.response_stream import Batch
+from outrider.runtime.serving.response_stream import Batch, CallPiece
 from starlette.types import Send
 
 DONE = b"data: [DONE]\n\n"
@@ -48,6 +50,8 @@ class _Piece(NamedTuple):
     tokens: Sequence[int]
     reason: str | None = None
     stop: str | int | None = None
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class _Choice:
     """How far a completion has come."""
 
     has_begun: bool = False
+    has_calls: bool = False
     places: TextPlaces = field(default_factory=TextPlaces)
     steps: list[StepTrace] = field(default_factory=list)
 
@@ -99,11 +104,11 @@ class StreamSink:
 
     async def write(self, prompt: int, batch: Batch) -> None:
         """Send a batch as an event, or one of each completion that a search found."""
-        self._usage.num_output += len(batch.tokens)
+        self._usage.add(batch)
         end = batch.end if isinstance(batch.end, Finished) else None
         if end is not None:
             self._finish(prompt, end, batch)
-        elif not batch.text and self._has_plain_chunks:
+        elif not (batch.text or batch.reasoning or batch.calls) and self._has_plain_chunks:
             return
         for piece in self._pieces(prompt, batch, end):
             await self._write_chunk(piece, batch, prompt)
@@ -150,9 +155,11 @@ class StreamSink:
                 for place, beam in enumerate(end.beams)
             ]
         index, tokens = first + batch.index, [one.token for one in batch.tokens]
+        piece = _Piece(index, batch.text, tokens, reasoning=batch.reasoning, calls=batch.calls)
         if end is None:
-            return [_Piece(index, batch.text, tokens)]
-        return [_Piece(index, batch.text + end.text, tokens, REASONS[end.reason], end.stop)]
+            return [piece]
+        text, reason = batch.text + end.text, REASONS[end.reason]
+        return [piece._replace(text=text, reason=reason, stop=end.stop)]
 
     async def _write_chunk(self, piece: _Piece, batch: Batch, prompt: int) -> None:
         asked, index = self._asked, piece.number
@@ -160,15 +167,16 @@ class StreamSink:
         if choice is None:
             choice = self._choices[index] = _Choice()
             await self._start()
-        parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece.text)]
+        choice.has_calls = choice.has_calls or bool(piece.calls)
+        parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece)]
         parts.append(
             self._logprobs(choice, batch, prompt) if asked.has_logprobs else '"logprobs":null'
         )
         if piece.reason is None:
             parts.append(',"finish_reason":null')
         else:
-            stop = _quote(piece.stop)
-            parts.append(f',"finish_reason":"{piece.reason}","stop_reason":{stop}')
+            stop, reason = _quote(piece.stop), reason_of(piece.reason, has_calls=choice.has_calls)
+            parts.append(f',"finish_reason":"{reason}","stop_reason":{stop}')
         if asked.has_token_ids:
             parts.append(f',"token_ids":{[*piece.tokens]}')
         parts.append("}]")
@@ -183,12 +191,21 @@ class StreamSink:
         choice.has_begun = True
         await self._piece("".join(parts).encode())
 
-    def _content(self, choice: _Choice, text: str) -> str:
+    def _content(self, choice: _Choice, piece: _Piece) -> str:
+        text = piece.text
         if not self._asked.is_chat:
             return f'"text":{_quote(text)},'
-        if choice.has_begun:
-            return f'"delta":{{"content":{_quote(text)}}},'
-        return f'"delta":{{"role":"assistant","content":{_quote(text)}}},'
+        role = "" if choice.has_begun else '"role":"assistant",'
+        if not piece.reasoning and not piece.calls:
+            return f'"delta":{{{role}"content":{_quote(text)}}},'
+        delta: dict[str, Any] = {} if choice.has_begun else {"role": "assistant"}
+        if text:
+            delta["content"] = text
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            delta["tool_calls"] = [call_delta(one) for one in piece.calls]
+        return f'"delta":{_quote(delta)},'
 
     def _logprobs(self, choice: _Choice, batch: Batch, prompt: int) -> str:
         token_text = self._header.token_text
