@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
@@ -102,6 +102,7 @@ class CompletionRequest:
     has_provenance: bool = False
     has_trace: bool = False
     ignored: tuple[str, ...] = ()
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
 def completion_request(

@@ -5,7 +5,6 @@ Chunks are built of strings: most of one is the same in all, and a stream sends 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.events import Finished, PromptToken, StepTrace
 from outrider.runtime.core.params import RequestSpec, sample_seed
 from outrider.runtime.serving.http.errors import body_of
+from outrider.runtime.serving.http.openai.event_sender import EventSender
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.response_json import (
@@ -30,14 +30,11 @@ from outrider.runtime.serving.http.openai.response_json import (
     steps_of,
 )
 from outrider.runtime.serving.http.openai.usage import UsageCounter, metrics_of
-from outrider.runtime.serving.http.responses import EVENTS, answer_error, json_bytes
+from outrider.runtime.serving.http.responses import answer_error, json_bytes
 from outrider.runtime.serving.response_stream import Batch, CallPiece
 from starlette.types import Send
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
-# Proxies that keep pieces back would make a stream halt.
-_HEADERS = (EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -77,9 +74,8 @@ class StreamSink:
         self._asked = asked
         self._header = header
         self._send = send
-        self._headers = [*_HEADERS, *headers.items()]
-        self._has_started = False
-        self._starting = asyncio.Lock()
+        self._headers = headers
+        self._sender = EventSender(send, headers)
         self._per_prompt = choices_per_prompt(asked)
         self._is_single = self._per_prompt * len(asked.requests) == 1
         self._specs: dict[int, RequestSpec] = {}
@@ -116,27 +112,23 @@ class StreamSink:
     async def ping(self) -> None:
         """Send a comment, where nothing has been sent."""
         if not self._choices:
-            await self._start()
-            await self._piece(PING)
+            await self._sender.ping()
 
     async def end(self) -> None:
         """Send the usage, where it is asked for, and the mark of the end."""
-        await self._start()
         if self._asked.includes_usage:
             usage, metrics = json_bytes(self._usage.usage()), json_bytes(self._metrics)
-            await self._piece(
+            await self._sender.send(
                 self._prefix.encode() + b'],"usage":' + usage + b',"metrics":' + metrics + b"}\n\n"
             )
-        await self._piece(DONE, is_last=True)
+        await self._sender.send(DONE, is_last=True)
 
     async def fail(self, error: ServingError) -> None:
         """Send an error as the answer, or as the last event of one that has begun."""
-        async with self._starting:
-            has_started, self._has_started = self._has_started, True
-        if has_started:
-            await self._piece(b"data: " + body_of(error) + b"\n\n", is_last=True)
+        if await self._sender.start():
+            await self._sender.send(b"data: " + body_of(error) + b"\n\n", is_last=True)
         else:
-            await answer_error(error, self._send, self._headers[len(_HEADERS) :])
+            await answer_error(error, self._send, [*self._headers.items()])
 
     def _finish(self, prompt: int, end: Finished, batch: Batch) -> None:
         """Count what a completion used."""
@@ -166,7 +158,7 @@ class StreamSink:
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
-            await self._start()
+            await self._sender.open()
         choice.has_calls = choice.has_calls or bool(piece.calls)
         parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece)]
         parts.append(
@@ -189,7 +181,7 @@ class StreamSink:
             parts.append(',"usage":null')
         parts.append("}\n\n")
         choice.has_begun = True
-        await self._piece("".join(parts).encode())
+        await self._sender.send("".join(parts).encode())
 
     def _content(self, choice: _Choice, piece: _Piece) -> str:
         text = piece.text
@@ -230,15 +222,3 @@ class StreamSink:
             seed = sample_seed(self._specs[prompt].seed, batch.index)
             found["speculation"] = report_of(batch.end, seed)
         return found
-
-    async def _start(self) -> None:
-        if self._has_started:
-            return
-        async with self._starting:
-            if not self._has_started:
-                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-                await self._send(start)
-                self._has_started = True
-
-    async def _piece(self, body: bytes, *, is_last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})

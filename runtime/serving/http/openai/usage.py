@@ -49,6 +49,17 @@ class UsageCounter:
             },
         }
 
+    def of_response(self) -> dict[str, Any]:
+        """Return the usage by the names of responses."""
+        found = self.usage()
+        return {
+            "input_tokens": found["prompt_tokens"],
+            "input_tokens_details": {**found["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": found["completion_tokens"],
+            "output_tokens_details": found["completion_tokens_details"],
+            "total_tokens": found["total_tokens"],
+        }
+
 
 def metrics_of(report: SpeculationReport, steps: list[StepTrace] | None) -> dict[str, Any]:
     """Return the figures of one completion as vLLM answers them.
