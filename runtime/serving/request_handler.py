@@ -22,7 +22,7 @@ from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Claim
 from outrider.runtime.grammar.compile_queue import GrammarCompileQueue
 from outrider.runtime.serving.accounting import RequestAccounting, RequestRecord
-from outrider.runtime.serving.chat.answer import AnswerReader
+from outrider.runtime.serving.chat.answer import AnswerReader, answer_reader
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.metrics import StreamCounts
@@ -284,9 +284,7 @@ class RequestHandler:
             await self._grammars.prepare(grammar)
         spec = build_spec(request, texts, admission, rules, defaults)
         if not request.echo:
-            is_read = request.chat.parse_answer
-            reader = AnswerReader(request.chat, rules.answers, texts.prompt) if is_read else None
-            return spec, "", reader
+            return spec, "", answer_reader(request.chat, rules.answers, texts.prompt)
         if request.HasField("text"):
             return spec, request.text, None
         skips_special = spec.skip_special_tokens

@@ -34,20 +34,37 @@ class _Parts:
     calls: tuple[CallPiece, ...] = ()
 
 
-class AnswerReader:
-    """Splits the batches of one request's completions; of what its chat asks for, nothing else.
+def answer_reader(
+    chat: wire.Chat, known: AnswerFormat, prompt: tuple[int, ...]
+) -> AnswerReader | None:
+    """Return what reads the answer of a request; None where all of it is text.
 
     Args:
         chat: of the request.
         known: format of the model's answers.
         prompt: tokens that it is an answer to.
     """
+    is_called = chat.tool_choice and chat.tools_json and known.calls is not None
+    if not chat.parse_answer or not (is_called or known.reasoning):
+        return None
+    tools = tools_of(chat.tools_json) if is_called else ()
+    names = frozenset(one.name for one in tools)
+    return AnswerReader(known, names, is_thinking=known.opens_reasoning(prompt))
 
-    def __init__(self, chat: wire.Chat, known: AnswerFormat, prompt: tuple[int, ...]) -> None:
-        is_called = bool(chat.tool_choice and chat.tools_json and known.calls)
-        self._names = frozenset(one.name for one in tools_of(chat.tools_json)) if is_called else ()
+
+class AnswerReader:
+    """Splits the batches of one request's completions.
+
+    Args:
+        known: format of the model's answers.
+        names: of the tools that may be called.
+        is_thinking: whether the answers begin within reasoning.
+    """
+
+    def __init__(self, known: AnswerFormat, names: frozenset[str], *, is_thinking: bool) -> None:
         self._known = known
-        self._is_thinking = known.opens_reasoning(prompt)
+        self._names = names
+        self._is_thinking = is_thinking
         # By index of the completion.
         self._texts: dict[int, TextReader] = {}
 
@@ -58,7 +75,7 @@ class AnswerReader:
             return batch
         reader = self._texts.get(batch.index)
         if reader is None:
-            reader = TextReader(self._known, frozenset(self._names), is_thinking=self._is_thinking)
+            reader = TextReader(self._known, self._names, is_thinking=self._is_thinking)
             self._texts[batch.index] = reader
         num_reasoning = reader.count(tuple(one.token for one in batch.tokens))
         text = batch.text

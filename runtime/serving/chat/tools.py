@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from outrider.runtime.core.checks.rules import check_text
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.grammar.library import SPACES
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
 from outrider.runtime.serving.chat.formats import AnswerFormat, CallFormat
 from outrider.v1 import inference_pb2 as wire
@@ -26,7 +28,7 @@ GRAMMARS = 8
 """A grammar of tools may have so many times the bytes of another: a caller has many tools, and the schema of each."""
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_MOST_READ = 64
+_MOST_READ = 16
 # Of regular expressions, and the slash around them.
 _SIGNS = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
@@ -40,8 +42,13 @@ class Tool:
     is_strict: bool
 
 
-def check_choice(chat: wire.Chat, known: AnswerFormat) -> None:
+def check_choice(chat: wire.Chat, known: AnswerFormat, max_bytes: int) -> None:
     """Refuse a choice of tools that is none, or that this bundle's answers cannot keep.
+
+    Args:
+        chat: of the request.
+        known: format of the answers.
+        max_bytes: of tools that may be called.
 
     Raises:
         RequestError: it names no tool of the request, or a tool is not what it should be.
@@ -59,6 +66,7 @@ def check_choice(chat: wire.Chat, known: AnswerFormat) -> None:
             rule = "needs a chat template whose format of calls is known; use auto or none"
             raise UnsupportedOption(CHOICE_FIELD, rule)
     if choice and chat.tools_json and known.calls is not None:
+        check_text(TOOLS_FIELD, chat.tools_json, max_bytes)
         names = [one.name for one in tools_of(chat.tools_json)]
         if chat.tool_name and chat.tool_name not in names:
             raise RequestError(NAME_FIELD, "must be the name of one of the tools")
@@ -98,13 +106,13 @@ def _tool(value: Any) -> Tool:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         rule = "must each have a name of 1..64 letters, digits, underscores, dots and dashes"
         raise RequestError(TOOLS_FIELD, rule)
-    if schema is None:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise RequestError(TOOLS_FIELD, "must each have parameters that are a JSON schema's object")
+    schema = {"properties": {}} if schema is None or schema == {} else schema
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        rule = "must each have parameters that are a JSON schema of an object"
+        raise RequestError(TOOLS_FIELD, rule)
     # What a tool does not name is none of its arguments, unless its schema says so.
-    closed = {"type": "object", "properties": {}, "additionalProperties": False, **schema}
-    return Tool(name, closed, function.get("strict") is True)
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    return Tool(name, {"type": "object", **closed, **schema}, function.get("strict") is True)
 
 
 @lru_cache(_MOST_READ)
@@ -117,6 +125,7 @@ def tools_grammar(
     is_single: bool,
     is_thinking: bool = False,
     schema: str = "",
+    allows_whitespace: bool = True,
 ) -> str:
     """Return the grammar of answers that may call tools, or must.
 
@@ -128,6 +137,10 @@ def tools_grammar(
         is_single: whether one call is all.
         is_thinking: whether the answer begins within reasoning.
         schema: of an answer without calls; empty for any text.
+        allows_whitespace: of that schema.
+
+    Raises:
+        RequestError: the schema is no JSON.
     """
     calls = known.calls
     assert calls is not None
@@ -136,11 +149,22 @@ def tools_grammar(
     if choice == REQUIRED:
         answer = written.called(calls)
     elif schema:
-        answer = f"(%json {schema} | {written.called(calls)})"
+        content = _answer_schema(schema, allows_whitespace=allows_whitespace)
+        answer = f"(%json {content} | {written.called(calls)})"
     else:
         answer = f"({written.free(calls)})"
     lines = [f"start: {written.thought(is_thinking=is_thinking)}{answer}", *written.rules]
     return "\n".join(lines)
+
+
+def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
+    """Return a schema with the bounds on white space that it would have alone."""
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("json_schema", "must be JSON") from error
+    guidance = SPACES if allows_whitespace else {"whitespace_flexible": False}
+    return json.dumps({"x-guidance": guidance, **found} if isinstance(found, dict) else found)
 
 
 class _Writer:

@@ -20,7 +20,7 @@ from outrider.runtime.core.checks.rules import (
 )
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ModelNotFound, RequestError, UnsupportedOption
-from outrider.runtime.serving.chat.tools import check_choice
+from outrider.runtime.serving.chat.tools import GRAMMARS, check_choice
 from outrider.runtime.serving.requests.bounds import Entries, RequestRules
 from outrider.runtime.serving.requests.fields import (
     FIELDS,
@@ -139,7 +139,7 @@ def check_served_chat(chat: wire.Chat, rules: RequestRules) -> None:
         templates=model.chat_templates,
         has_encoder=model.max_source > 0,
     )
-    check_choice(chat, rules.answers)
+    check_choice(chat, rules.answers, GRAMMARS * limits.max_grammar_bytes)
 
 
 def _check_max_tokens(request: wire.GenerateRequest, rules: RequestRules) -> None:

@@ -25,7 +25,6 @@ from outrider.runtime.core.params import (
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
 from outrider.runtime.serving.chat.tools import (
     AUTO,
-    GRAMMARS,
     REQUIRED,
     has_several_calls,
     tools_grammar,
@@ -218,14 +217,11 @@ def _tools_grammar(
     request: wire.GenerateRequest, rules: RequestRules, scope: str, prompt: tuple[int, ...]
 ) -> GrammarParams | None:
     """Return the constraint of an answer that may call tools; None where it can be left free, and has to be."""
-    chat, most = request.chat, GRAMMARS * rules.limits.max_grammar_bytes
-    is_large = len(chat.tools_json.encode()) > most
+    chat = request.chat
     is_free = chat.tool_choice == AUTO and not request.json_schema
     has_grammars = GrammarKind.LARK in rules.model.constraints
-    if is_free and (is_large or not has_grammars or request.ignore_eos or has_search(request)):
+    if is_free and (not has_grammars or request.ignore_eos or has_search(request)):
         return None
-    if is_large:
-        raise RequestError(TOOLS_FIELD, f"must be at most {most} bytes of UTF-8")
     text = tools_grammar(
         chat.tools_json,
         rules.answers,
@@ -234,6 +230,7 @@ def _tools_grammar(
         is_single=not has_several_calls(chat),
         is_thinking=rules.answers.opens_reasoning(prompt),
         schema=request.json_schema,
+        allows_whitespace=not request.disable_any_whitespace,
     )
     return GrammarParams(kind=GrammarKind.LARK, text=text, field=TOOLS_FIELD, scope=scope)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from outrider.runtime.core.params import GrammarKind, GrammarParams
 from outrider.runtime.grammar.constraint import GrammarConstraints
@@ -199,3 +201,34 @@ def test_a_grammar_takes_what_the_format_writes_and_nothing_like_it(
     assert takes(f"Hi {one}", AUTO)
     assert not takes(f"Hi {one}", REQUIRED)
     assert takes('{"name": "Ann", "parameters": {}}', AUTO)
+
+
+def test_schemas_are_closed_where_they_name_properties_and_a_text_of_json_has_bounded_white_space() -> (
+    None
+):
+    tokenizer = byte_tokenizer(["<s>"])
+    end, known = tokenizer.token_to_id("<s>"), AnswerFormat(calls=HERMES)
+    source = tokenizer.to_str().encode()
+    constraints = GrammarConstraints(source, tokenizer.get_vocab_size(), (end,))
+
+    def takes(parameters: object, text: str, **options: Any) -> bool:
+        tools = json_text("", [{"function": {"name": "a", "parameters": parameters}}])
+        grammar = tools_grammar(tools, known, AUTO, "", is_single=True, **options)
+        params = GrammarParams(kind=GrammarKind.LARK, text=grammar)
+        ids = [*tokenizer.encode(text, add_special_tokens=False).ids, end]
+        return constraints.constraint(params).fits(ids) == len(ids)
+
+    def call(arguments: str) -> str:
+        return f"{HERMES.open}a{HERMES.middle}{arguments}{HERMES.close}"
+
+    number = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    either = {"anyOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": {**number, "required": ["b"]}}}
+    assert takes(None, call("{}")) and not takes(None, call('{"b": 1}'))
+    assert takes(number, call('{"b": 1}')) and takes(number, call("{}"))
+    assert not takes(number, call('{"b": 1, "c": 2}'))
+    assert takes(either, call('{"b": 1}')) and not takes(either, call("{}"))
+    form = json_text("", {**number, "additionalProperties": False})
+    assert takes(None, '{ "b": 1}', schema=form) and takes(None, call("{}"), schema=form)
+    assert not takes(None, '{  "b": 1}', schema=form)
+    assert not takes(None, '{ "b": 1}', schema=form, allows_whitespace=False)
+    assert not takes(None, "text", schema=form)

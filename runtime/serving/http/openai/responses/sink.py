@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,7 +100,6 @@ class ResponseSink:
             "id": self._header.id,
             "object": "response",
             "created_at": self._header.created_s,
-            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": None,
             "incomplete_details": details,
