@@ -10,7 +10,7 @@ front, the others ``between``, and the last ``end`` behind it. This module knows
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -43,7 +43,7 @@ class CallFormat:
     has_text_arguments: bool = False
 
 
-_ARGUMENTS, _OPEN = '", "arguments": ', '{"name": "'
+_OPEN, _ARGUMENTS = '{"name": "', '", "arguments": '
 _BARE = CallFormat(
     name="bare",
     has=(),
@@ -54,31 +54,48 @@ _BARE = CallFormat(
     between="\n",
     is_whole=True,
 )
+_LISTED = replace(_BARE, between=", ", end="]", is_whole=False)
+_DEEPSEEK = CallFormat(
+    name="deepseek_v3.1",
+    has=("<｜tool▁sep｜>",),
+    trigger="<｜tool▁calls▁begin｜>",
+    begin="<｜tool▁calls▁begin｜>",
+    open="<｜tool▁call▁begin｜>",
+    middle="<｜tool▁sep｜>",
+    close="<｜tool▁call▁end｜>",
+    end="<｜tool▁calls▁end｜>",
+    has_text_arguments=True,
+)
+
+
+def _listed(
+    name: str,
+    trigger: str,
+    *,
+    has: str,
+    lacks: tuple[str, ...] = (),
+    behind: str = "[",
+    end: str = "]",
+) -> CallFormat:
+    """Return a format of one list of objects, ``behind`` a trigger."""
+    begin = trigger + behind
+    return replace(
+        _LISTED, name=name, has=(has,), lacks=lacks, trigger=trigger, begin=begin, end=end
+    )
+
+
 # The first that fits is a template's.
 CALL_FORMATS = (
-    CallFormat(
+    replace(
+        _DEEPSEEK,
         name="deepseek_v3",
         has=("<｜tool▁sep｜>", "```json"),
-        trigger="<｜tool▁calls▁begin｜>",
-        begin="<｜tool▁calls▁begin｜>",
         open="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
         middle="\n```json\n",
         close="\n```<｜tool▁call▁end｜>",
         between="\n",
-        end="<｜tool▁calls▁end｜>",
-        has_text_arguments=True,
     ),
-    CallFormat(
-        name="deepseek_v3.1",
-        has=("<｜tool▁sep｜>",),
-        trigger="<｜tool▁calls▁begin｜>",
-        begin="<｜tool▁calls▁begin｜>",
-        open="<｜tool▁call▁begin｜>",
-        middle="<｜tool▁sep｜>",
-        close="<｜tool▁call▁end｜>",
-        end="<｜tool▁calls▁end｜>",
-        has_text_arguments=True,
-    ),
+    _DEEPSEEK,
     CallFormat(
         name="mistral_v13",
         has=("[TOOL_CALLS]", "[ARGS]"),
@@ -87,52 +104,10 @@ CALL_FORMATS = (
         open="[TOOL_CALLS]",
         middle="[ARGS]",
     ),
-    CallFormat(
-        name="mistral_tekken",
-        has=("[TOOL_CALLS][",),
-        lacks=("[ARGS]",),
-        trigger="[TOOL_CALLS]",
-        begin="[TOOL_CALLS][",
-        open=_OPEN,
-        middle=_ARGUMENTS,
-        close="}",
-        between=", ",
-        end="]",
-    ),
-    CallFormat(
-        name="mistral",
-        has=("[TOOL_CALLS]",),
-        lacks=("[ARGS]",),
-        trigger="[TOOL_CALLS]",
-        begin="[TOOL_CALLS] [",
-        open=_OPEN,
-        middle=_ARGUMENTS,
-        close="}",
-        between=", ",
-        end="]",
-    ),
-    CallFormat(
-        name="granite",
-        has=("<|tool_call|>",),
-        trigger="<|tool_call|>",
-        begin="<|tool_call|>[",
-        open=_OPEN,
-        middle=_ARGUMENTS,
-        close="}",
-        between=", ",
-        end="]",
-    ),
-    CallFormat(
-        name="smollm2",
-        has=("<tool_call>[",),
-        trigger="<tool_call>",
-        begin="<tool_call>[",
-        open=_OPEN,
-        middle=_ARGUMENTS,
-        close="}",
-        between=", ",
-        end="]</tool_call>",
-    ),
+    _listed("mistral_tekken", "[TOOL_CALLS]", has="[TOOL_CALLS][", lacks=("[ARGS]",)),
+    _listed("mistral", "[TOOL_CALLS]", has="[TOOL_CALLS]", lacks=("[ARGS]",), behind=" ["),
+    _listed("granite", "<|tool_call|>", has="<|tool_call|>"),
+    _listed("smollm2", "<tool_call>", has="<tool_call>[", end="]</tool_call>"),
     CallFormat(
         name="hermes",
         has=("<tool_call>",),
@@ -145,16 +120,13 @@ CALL_FORMATS = (
         between="\n",
         bare=_BARE,
     ),
-    CallFormat(
+    replace(
+        _BARE,
         name="llama3",
-        has=('{"name": "', '"parameters": '),
+        has=(_OPEN, '"parameters": '),
         lacks=("<tool_call>", "<function="),
-        trigger=_OPEN,
-        open=_OPEN,
         middle='", "parameters": ',
-        close="}",
         between="; ",
-        is_whole=True,
     ),
 )
 # Where reasoning begins and ends.
