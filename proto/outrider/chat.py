@@ -17,6 +17,7 @@ def build_chat(
     continue_final_message: bool = False,
     template_arguments: Mapping[str, Any] | None = None,
     template: str = "",
+    **of_answer: Any,
 ) -> wire.Chat:
     """Return a conversation, with what its template is to make of it.
 
@@ -29,6 +30,7 @@ def build_chat(
         continue_final_message: go on with the last message instead of answering it.
         template_arguments: further variables of the template, such as ``{"enable_thinking": False}``.
         template: name of the template; empty for the default.
+        of_answer: fields of ``Chat`` that say how the answer calls tools, and whether its parts are told apart.
 
     Raises:
         TypeError: a message has no role, or a value is not JSON's.
@@ -40,6 +42,7 @@ def build_chat(
         tools_json="" if tools is None else _json(list(tools)),
         template_arguments_json=_json(dict(template_arguments)) if template_arguments else "",
         template=template,
+        **of_answer,
     )
 
 

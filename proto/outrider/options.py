@@ -96,7 +96,8 @@ class SamplingParams(TypedDict, total=False):
 class ChatParams(TypedDict, total=False):
     """A conversation in place of a prompt, and how it is rendered: the message ``Chat``.
 
-    ``tools`` are told to the template as JSON, ``template_arguments`` are further variables of it.
+    ``tools`` are told to the template as JSON, ``template_arguments`` are further variables of it. How the answer calls
+    tools, and whether its parts are told apart, is said by the fields of ``Chat`` of the same names.
     """
 
     messages: Sequence[Message]
@@ -105,6 +106,10 @@ class ChatParams(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]]
     template_arguments: Mapping[str, Any]
     template: str
+    tool_choice: str
+    tool_name: str
+    parallel_tool_calls: bool
+    parse_answer: bool
 
 
 class RequestOptions(SamplingParams, ChatParams, total=False):

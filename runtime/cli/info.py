@@ -78,6 +78,8 @@ def table(found: wire.GetServerInfoResponse) -> Iterator[str]:
         "model": found.model,
         "vocabulary": f"{found.vocab_size} tokens, ends {_listed(found.eos_token_ids)}",
         "chat templates": _listed(found.chat.templates) or "none",
+        "tool calls": found.chat.tool_call_format or "unknown format",
+        "reasoning": " ... ".join(found.chat.reasoning_marks) or "none",
         "constraints": _listed(found.constraints) or "none",
         "context": f"{limits.max_context} tokens",
         "drafters": _listed(speculation.drafters),

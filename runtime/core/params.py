@@ -34,8 +34,9 @@ class GrammarParams:
     """A constraint on an answer's text.
 
     Attributes:
-        text: the schema, expression or grammar.
+        text: the schema, expression or grammar; of tools the grammar that is made of them.
         allows_whitespace: of a schema: a space, or a new line with its indent, may stand between two parts.
+        field: of the request, that the constraint was made of; empty for that of its kind.
         scope: whose it is: what is kept of a grammar serves its scope alone, so that nobody finds out by time what
             others ask for.
     """
@@ -43,7 +44,13 @@ class GrammarParams:
     kind: GrammarKind
     text: str
     allows_whitespace: bool = True
+    field: str = ""
     scope: str = ""
+
+    @property
+    def name(self) -> str:
+        """The field that refusals name."""
+        return self.field or self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class GrammarCompiler:
         """
         rule = self._told.get(params)
         if rule:
-            raise RequestError(params.kind, rule)
+            raise RequestError(params.name, rule)
         return rule == "" and (self._constraints is None or self._constraints.is_kept(params))
 
     def prepare(self, params: GrammarParams) -> None:
@@ -97,7 +97,7 @@ class GrammarCompiler:
                     self._told.popitem(last=False)
             self._told.move_to_end(params)
         if rule:
-            raise RequestError(params.kind, rule)
+            raise RequestError(params.name, rule)
         if self._constraints is not None:
             self._constraints.constraint(params)
 

@@ -197,7 +197,7 @@ class GrammarConstraints:
                 allows_whitespace=params.allows_whitespace,
             )
         except GrammarError as error:
-            raise RequestError(params.kind, str(error)) from error
+            raise RequestError(params.name, str(error)) from error
         with self._lock:
             self._kept[params] = matcher
             if len(self._kept) > MOST_KEPT:
@@ -206,5 +206,5 @@ class GrammarConstraints:
 
     def _constraint(self, matcher: LLMatcher, params: GrammarParams) -> GrammarConstraint:
         return GrammarConstraint(
-            matcher, vocab_size=self._vocab_size, end_ids=self._end_ids, name=params.kind
+            matcher, vocab_size=self._vocab_size, end_ids=self._end_ids, name=params.name
         )

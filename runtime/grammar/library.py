@@ -91,7 +91,7 @@ _MOST_SYMBOLS = 100_000
 
 # Between two parts of JSON: one space, or a new line with its indent. Without a bound a weak model writes spaces until
 # its answer is full.
-_SPACES = {"whitespace_pattern": r" |\n( {0,64}|\t{0,32})"}
+SPACES = {"whitespace_pattern": r" |\n( {0,64}|\t{0,32})"}
 
 
 class GrammarError(ValueError):
@@ -122,9 +122,12 @@ def open_tokenizer(description: str, vocab_size: int, end_ids: Sequence[int]) ->
 def without_special_texts(description: str) -> str:
     """Return a ``tokenizer.json`` whose special tokens no text spells.
 
-    Else a grammar's text that happens to spell one, such as "<|endoftext|>", would force the token in its place.
+    Else a grammar's text that happens to spell one, such as "<|endoftext|>", would force the token in its place. The
+    library counts every added token like "<tool_call>" as special, and would then refuse it.
     """
     contents: dict[str, Any] = json.loads(description)
+    for token in contents.get("added_tokens") or ():
+        token["special"] |= token["content"].startswith("<") and token["content"].endswith(">")
     names = {
         token["content"]: f"\ufdd0{token['id']}\ufdd0"
         for token in contents.get("added_tokens") or ()
@@ -160,7 +163,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
     try:
         if kind == "json_schema":
             # Between the two lies what a schema says itself, in "x-guidance".
-            defaults: Any = _SPACES if allows_whitespace else None
+            defaults: Any = SPACES if allows_whitespace else None
             overrides: Any = None if allows_whitespace else {"whitespace_flexible": False}
             grammar = LLMatcher.grammar_from_json_schema(
                 text, defaults=defaults, overrides=overrides

@@ -22,6 +22,7 @@ from outrider.runtime.loop.event_queue import Deliver
 from outrider.runtime.loop.totals import Heartbeat, WorkerSnapshot
 from outrider.runtime.serving.chat.conversation import TRUSTED_ROLES
 from outrider.runtime.serving.chat.encoder import ChatEncoder
+from outrider.runtime.serving.chat.formats import NO_FORMAT
 from outrider.runtime.serving.observability.process import server_version
 from outrider.runtime.serving.requests.bounds import RequestRules
 from outrider.runtime.serving.requests.defaults import NO_DEFAULTS, RequestDefaults
@@ -143,7 +144,8 @@ class LoadedModel:
     @property
     def rules(self) -> RequestRules:
         """What requests are checked against."""
-        return RequestRules(self.limits, self.model)
+        answers = NO_FORMAT if self.chats is None else self.chats.answers
+        return RequestRules(self.limits, self.model, answers)
 
 
 def describe(serving: LoadedModel) -> wire.GetServerInfoResponse:
@@ -193,7 +195,13 @@ def describe(serving: LoadedModel) -> wire.GetServerInfoResponse:
 def _chat(serving: LoadedModel) -> wire.ChatInfo | None:
     if serving.chats is None:
         return None
-    return wire.ChatInfo(templates=serving.chats.names, control_token_roles=TRUSTED_ROLES)
+    answers = serving.chats.answers
+    return wire.ChatInfo(
+        templates=serving.chats.names,
+        control_token_roles=TRUSTED_ROLES,
+        tool_call_format="" if answers.calls is None else answers.calls.name,
+        reasoning_marks=answers.reasoning or (),
+    )
 
 
 def _generation_defaults(serving: LoadedModel) -> str:

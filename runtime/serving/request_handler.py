@@ -22,6 +22,7 @@ from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.tenant import Claim
 from outrider.runtime.grammar.compile_queue import GrammarCompileQueue
 from outrider.runtime.serving.accounting import RequestAccounting, RequestRecord
+from outrider.runtime.serving.chat.answer import AnswerReader, answer_reader
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.observability.metrics import StreamCounts
@@ -194,7 +195,7 @@ class RequestHandler:
         """
         record = self._accounting.open()
         try:
-            spec, echo_prefix = await self._admit(asked, record)
+            spec, echo_prefix, reader = await self._admit(asked, record)
             live = self._submit(spec, echo_prefix)
             record.admitted(spec)
         except errors.ServingError as error:
@@ -211,7 +212,7 @@ class RequestHandler:
         code, reason = "CANCELLED", "CLIENT_CANCELLED"
         try:
             asked.begin(spec)
-            finish = await self._stream(asked, live, record)
+            finish = await self._stream(asked, live, record, reader)
             code, reason = "OK", finish.value
         except errors.ServingError as error:
             code, reason = code_of(error).name, error.reason
@@ -257,8 +258,14 @@ class RequestHandler:
         for spec in live.samples:
             self._serving.worker.cancel(spec.internal_id, error)
 
-    async def _admit(self, asked: ApiRequest, record: RequestRecord) -> tuple[RequestSpec, str]:
-        """Check a request, encode its texts, and return it as the queue takes it, with the text it begins with."""
+    async def _admit(
+        self, asked: ApiRequest, record: RequestRecord
+    ) -> tuple[RequestSpec, str, AnswerReader | None]:
+        """Check a request and encode its texts.
+
+        Returns:
+            The request as the queue takes it, the text it begins with, and what reads its answer's parts.
+        """
         serving = self._serving
         client = asked.client()
         record.called_by(client)
@@ -271,17 +278,18 @@ class RequestHandler:
         record.asked(request)
         admission = self._admission(client, asked.default_max_tokens)
         self._check_room(request, admission)
-        if (grammar := grammar_of(request, client.tenant)) is not None:
-            await self._grammars.prepare(grammar)
         encoder = self._encoder.of(client.tenant)
         texts = await encoder.encode(request)
+        if (grammar := grammar_of(request, rules, client.tenant, texts.prompt)) is not None:
+            await self._grammars.prepare(grammar)
         spec = build_spec(request, texts, admission, rules, defaults)
         if not request.echo:
-            return spec, ""
+            return spec, "", answer_reader(request.chat, rules.answers, texts.prompt)
         if request.HasField("text"):
-            return spec, request.text
+            return spec, request.text, None
         skips_special = spec.skip_special_tokens
-        return spec, await encoder.decode(texts.prompt, skip_special_tokens=skips_special)
+        echoed = await encoder.decode(texts.prompt, skip_special_tokens=skips_special)
+        return spec, echoed, None
 
     def _admission(self, client: ClientIdentity, default_max_tokens: int | None) -> Admission:
         serving, remaining_s = self._serving, client.remaining_s
@@ -305,7 +313,7 @@ class RequestHandler:
         """
         client = admission.client
         num_ahead, num_tokens = self._texts.prompts_of(client.tenant)
-        is_quick = request.ByteSize() < INLINE_TEXT and grammar_of(request) is None
+        is_quick = request.ByteSize() < INLINE_TEXT and grammar_of(request, self._rules) is None
         if request.HasField("tokens") or (not num_ahead and is_quick):
             return
         claim = Claim(
@@ -346,7 +354,13 @@ class RequestHandler:
             echo_prefix=echo_prefix,
         )
 
-    async def _stream(self, asked: ApiRequest, live: _Live, record: RequestRecord) -> FinishReason:
+    async def _stream(
+        self,
+        asked: ApiRequest,
+        live: _Live,
+        record: RequestRecord,
+        reader: AnswerReader | None,
+    ) -> FinishReason:
         """Hand batches to a request's sink until its request ends; return the reason of the completion that ends last.
 
         Raises:
@@ -355,12 +369,17 @@ class RequestHandler:
         # One timeout for all messages costs a third of one for each.
         try:
             async with asyncio.timeout(None) as stall:
-                return await self._write(asked, live, record, stall)
+                return await self._write(asked, live, record, reader, stall)
         except TimeoutError as error:
             raise errors.SlowConsumer from error
 
     async def _write(
-        self, asked: ApiRequest, live: _Live, record: RequestRecord, stall: asyncio.Timeout
+        self,
+        asked: ApiRequest,
+        live: _Live,
+        record: RequestRecord,
+        reader: AnswerReader | None,
+        stall: asyncio.Timeout,
     ) -> FinishReason:
         loop, stall_s = asyncio.get_running_loop(), self._serving.config.stall_timeout_s
         stream, num_open = live.stream, len(live.samples)
@@ -369,6 +388,8 @@ class RequestHandler:
             batch = await stream.take()
             end = batch.end
             record.emitted(batch)
+            if reader is not None:
+                batch = reader.read(batch)
             if batch.tokens or not isinstance(end, Failed):
                 # Counted while the message is on its way.
                 loop.call_soon(count, batch)

@@ -36,6 +36,16 @@ MOST_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallPiece:
+    """A piece of a call of a tool, the ``index``-th of its completion; the first piece of each has id and name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """What came since the last take, in order; of more than ``MOST_TOKENS`` the first ones.
 
@@ -43,6 +53,8 @@ class Batch:
         end: the terminal event, once it has come and nothing is left before it.
         index: of the completion, among those of its prompt.
         prompt: of the first batch, where its log-probabilities were asked for: all of it, or a part.
+        reasoning: what stands apart from the text, as the calls do, where the request wants that.
+        num_reasoning: tokens that are reasoning.
     """
 
     tokens: tuple[EmittedToken, ...]
@@ -51,6 +63,9 @@ class Batch:
     end: Finished | Failed | None
     index: int = 0
     prompt: tuple[PromptToken, ...] = ()
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+    num_reasoning: int = 0
 
     def parts(self) -> Iterator[Batch]:
         """Yield batches of at most ``MOST_PROMPT_TOKENS`` of the prompt; the last one has the tokens and all else."""

@@ -114,6 +114,19 @@ class TokenizersCodec:
         found = self._tokenizer.get_added_tokens_decoder()
         return {token.content: index for index, token in found.items()}
 
+    def is_special(self, text: str) -> bool:
+        """Return whether a text is that of a special token, which texts may leave out."""
+        return text in self._special
+
+    def is_mark(self, text: str) -> bool:
+        """Return whether a grammar's plain text never stands for this added token: llguidance has a rule of its own."""
+        return self.is_special(text) or (text.startswith("<") and text.endswith(">"))
+
+    @cached_property
+    def _special(self) -> frozenset[str]:
+        found = self._tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in found if token.special)
+
     def _piece(self, token: int, skip_special_tokens: bool) -> str | None:
         """Text of a token of whole characters, the same behind any text; None for any other token."""
         text = self._decode((token,), skip_special_tokens) if self._has_pieces else REPLACEMENT

@@ -145,20 +145,28 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., disable_any_whitespace: _Optional[bool] = ..., adapter: _Optional[str] = ..., best_of: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., exhaustive_search: _Optional[bool] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., answer_prefix: _Optional[str] = ..., answer_prefix_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., echo: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "add_generation_prompt", "continue_final_message", "tools_json", "template_arguments_json", "template")
+    __slots__ = ("messages", "add_generation_prompt", "continue_final_message", "tools_json", "template_arguments_json", "template", "tool_choice", "tool_name", "parallel_tool_calls", "parse_answer")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_ARGUMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
     TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CHOICE_FIELD_NUMBER: _ClassVar[int]
+    TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    PARSE_ANSWER_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     add_generation_prompt: bool
     continue_final_message: bool
     tools_json: str
     template_arguments_json: str
     template: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., tools_json: _Optional[str] = ..., template_arguments_json: _Optional[str] = ..., template: _Optional[str] = ...) -> None: ...
+    tool_choice: str
+    tool_name: str
+    parallel_tool_calls: bool
+    parse_answer: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., tools_json: _Optional[str] = ..., template_arguments_json: _Optional[str] = ..., template: _Optional[str] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., parse_answer: _Optional[bool] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "fields_json")
@@ -246,20 +254,36 @@ class Speculation(_message.Message):
     def __init__(self, enabled: _Optional[bool] = ..., drafter: _Optional[str] = ..., gamma: _Optional[int] = ..., mode: _Optional[_Union[ExactnessMode, str]] = ..., lenience: _Optional[float] = ..., phrase_length: _Optional[int] = ..., num_phrases: _Optional[int] = ..., window: _Optional[int] = ..., reference: _Optional[str] = ..., adaptive: _Optional[bool] = ..., block_verification: _Optional[bool] = ..., beam_width: _Optional[int] = ..., branching: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("text", "tokens", "steps", "finish", "index", "prompt")
+    __slots__ = ("text", "tokens", "steps", "finish", "index", "prompt", "reasoning", "tool_calls")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[Token]
     steps: _containers.RepeatedCompositeFieldContainer[Step]
     finish: Finish
     index: int
     prompt: _containers.RepeatedCompositeFieldContainer[Token]
-    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., index: _Optional[int] = ..., prompt: _Optional[_Iterable[_Union[Token, _Mapping]]] = ...) -> None: ...
+    reasoning: str
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    def __init__(self, text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., steps: _Optional[_Iterable[_Union[Step, _Mapping]]] = ..., finish: _Optional[_Union[Finish, _Mapping]] = ..., index: _Optional[int] = ..., prompt: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., reasoning: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
+
+class ToolCall(_message.Message):
+    __slots__ = ("index", "id", "name", "arguments")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, index: _Optional[int] = ..., id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("id", "provenance", "logprob", "top")
@@ -462,12 +486,16 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., model: _Optional[str] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., certificate_json: _Optional[str] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., text_to_text: _Optional[_Union[TextToTextInfo, _Mapping]] = ..., chat: _Optional[_Union[ChatInfo, _Mapping]] = ..., generation_defaults_json: _Optional[str] = ..., applies_generation_defaults: _Optional[bool] = ..., constraints: _Optional[_Iterable[str]] = ..., gained_by_export: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ChatInfo(_message.Message):
-    __slots__ = ("templates", "control_token_roles")
+    __slots__ = ("templates", "control_token_roles", "tool_call_format", "reasoning_marks")
     TEMPLATES_FIELD_NUMBER: _ClassVar[int]
     CONTROL_TOKEN_ROLES_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    REASONING_MARKS_FIELD_NUMBER: _ClassVar[int]
     templates: _containers.RepeatedScalarFieldContainer[str]
     control_token_roles: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, templates: _Optional[_Iterable[str]] = ..., control_token_roles: _Optional[_Iterable[str]] = ...) -> None: ...
+    tool_call_format: str
+    reasoning_marks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, templates: _Optional[_Iterable[str]] = ..., control_token_roles: _Optional[_Iterable[str]] = ..., tool_call_format: _Optional[str] = ..., reasoning_marks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TextToTextInfo(_message.Message):
     __slots__ = ("languages", "default_source_language", "default_target_language", "has_source_language", "has_target_language", "decoder_prefix", "banned_token_ids", "generation_defaults_json", "applies_generation_defaults")

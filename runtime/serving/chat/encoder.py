@@ -18,6 +18,7 @@ from outrider.runtime.serving.chat.conversation import (
     tag_final,
 )
 from outrider.runtime.serving.chat.files import ChatFiles
+from outrider.runtime.serving.chat.formats import recognise
 from outrider.runtime.serving.chat.template import MESSAGES_FIELD, ChatTemplate
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -37,6 +38,7 @@ class ChatEncoder:
 
     Attributes:
         files: as given.
+        answers: format of what the model answers.
 
     Raises:
         BundleError: a template cannot be compiled.
@@ -49,6 +51,7 @@ class ChatEncoder:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         self.files = files
+        self.answers = recognise(files.templates.values(), codec)
         self._codec = codec
         # A text may spell them ten thousands of times; there are some dozens of them.
         self._plain_ids = cache(self._find_plain_ids)

@@ -9,7 +9,7 @@ from outrider.runtime.core.errors import ModelNotFound
 from outrider.runtime.serving.encoding import RequestEncoder
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of
-from outrider.runtime.serving.http.openai.completions import Completions
+from outrider.runtime.serving.http.openai.completions import CHAT, COMPLETION, RESPONSE, Completions
 from outrider.runtime.serving.http.openai.tokens import detokenize, tokenize, tokenizer_info
 from outrider.runtime.serving.http.operations import operations_routes
 from outrider.runtime.serving.http.pages import Page
@@ -47,8 +47,9 @@ def api_routes(
         await answer_json(tokenizer_info(readiness), send)
 
     posts: dict[str, Application] = {
-        "/v1/completions": Completions(readiness, max_bytes, is_chat=False),
-        "/v1/chat/completions": Completions(readiness, max_bytes, is_chat=True),
+        "/v1/completions": Completions(readiness, max_bytes, COMPLETION),
+        "/v1/chat/completions": Completions(readiness, max_bytes, CHAT),
+        "/v1/responses": Completions(readiness, max_bytes, RESPONSE),
         "/tokenize": _Asked(readiness, max_bytes, tokenize),
         "/detokenize": _Asked(readiness, max_bytes, detokenize),
     }

@@ -100,6 +100,8 @@ _NAMES: Mapping[str, str] = {
     "chat.messages.role": "messages.role",
     "chat.messages.fields_json": "messages",
     "chat.tools_json": "tools",
+    "chat.tool_choice": "tool_choice",
+    "chat.tool_name": "tool_choice.function.name",
     "chat.template_arguments_json": "chat_template_kwargs",
     "chat.template": "chat_template",
     "chat.add_generation_prompt": "add_generation_prompt",

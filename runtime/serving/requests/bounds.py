@@ -16,13 +16,15 @@ from outrider.runtime.core.checks.rules import (
     check_texts,
 )
 from outrider.runtime.core.errors import RequestError
+from outrider.runtime.serving.chat.formats import NO_FORMAT, AnswerFormat
 
 
 class RequestRules(NamedTuple):
-    """What the requests of one server are checked against."""
+    """What the requests of one server are checked against; ``answers`` is the format of a chat's answers."""
 
     limits: RequestLimits
     model: ServedModel
+    answers: AnswerFormat = NO_FORMAT
 
 
 Limit: TypeAlias = float | Callable[[RequestRules], float]

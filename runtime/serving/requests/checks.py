@@ -20,6 +20,7 @@ from outrider.runtime.core.checks.rules import (
 )
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ModelNotFound, RequestError, UnsupportedOption
+from outrider.runtime.serving.chat.tools import GRAMMARS, check_choice
 from outrider.runtime.serving.requests.bounds import Entries, RequestRules
 from outrider.runtime.serving.requests.fields import (
     FIELDS,
@@ -98,7 +99,7 @@ def _check_served(
 
 
 def _check_prompt(request: wire.GenerateRequest, rules: RequestRules) -> None:
-    limits, model = rules
+    limits, model = rules.limits, rules.model
     match request.WhichOneof("prompt"):
         case "text":
             check_text("text", request.text, limits.max_prompt_bytes)
@@ -129,7 +130,7 @@ def check_served_chat(chat: wire.Chat, rules: RequestRules) -> None:
     Raises:
         RequestError: naming the field.
     """
-    limits, model = rules
+    limits, model = rules.limits, rules.model
     check_count("chat.messages", chat.messages, limits.max_messages)
     check_chat(
         chat_of(chat),
@@ -138,6 +139,7 @@ def check_served_chat(chat: wire.Chat, rules: RequestRules) -> None:
         templates=model.chat_templates,
         has_encoder=model.max_source > 0,
     )
+    check_choice(chat, rules.answers, GRAMMARS * limits.max_grammar_bytes)
 
 
 def _check_max_tokens(request: wire.GenerateRequest, rules: RequestRules) -> None:
@@ -149,7 +151,7 @@ def _check_max_tokens(request: wire.GenerateRequest, rules: RequestRules) -> Non
 
 
 def _check_speculation(speculation: wire.Speculation, rules: RequestRules) -> None:
-    limits, model = rules
+    limits, model = rules.limits, rules.model
     params = speculation_of(speculation)
     if params.drafter is not None:
         check_drafter(params.drafter, model.drafters, model.guessers)
@@ -158,11 +160,11 @@ def _check_speculation(speculation: wire.Speculation, rules: RequestRules) -> No
 
 
 def _check_grammar(request: wire.GenerateRequest, search: str, rules: RequestRules) -> None:
-    grammar = grammar_of(request)
+    grammar = grammar_of(request, rules)
     if grammar is None:
         return
-    name = grammar.kind
-    if name not in rules.model.constraints:
+    name = grammar.name
+    if grammar.kind not in rules.model.constraints:
         raise UnsupportedOption(name, rules.model.no_constraints)
     if search:
         raise RequestError(name, f"must be left out with {search}")

@@ -22,6 +22,13 @@ from outrider.runtime.core.params import (
     RequestSpec,
     SpeculationParams,
 )
+from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
+from outrider.runtime.serving.chat.tools import (
+    AUTO,
+    REQUIRED,
+    has_several_calls,
+    tools_grammar,
+)
 from outrider.runtime.serving.requests.bounds import RequestRules
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.requests.defaults import RequestDefaults
@@ -158,8 +165,19 @@ def beams_of(request: wire.GenerateRequest) -> BeamParams | None:
     )
 
 
-def grammar_of(request: wire.GenerateRequest, scope: str = "") -> GrammarParams | None:
-    """Return the constraint of an answer; None for none. ``scope`` is the tenant.
+def grammar_of(
+    request: wire.GenerateRequest,
+    rules: RequestRules,
+    scope: str = "",
+    prompt: tuple[int, ...] = (),
+) -> GrammarParams | None:
+    """Return the constraint of an answer; None for none.
+
+    Args:
+        request: with the server's defaults filled in.
+        rules: of the server.
+        scope: the tenant.
+        prompt: its tokens, once they are known: reasoning may begin in them.
 
     Raises:
         RequestError: two are given, or one that belongs to another.
@@ -175,6 +193,10 @@ def grammar_of(request: wire.GenerateRequest, scope: str = "") -> GrammarParams 
     has_no_spaces = request.disable_any_whitespace
     if has_no_spaces and kinds != [GrammarKind.JSON_SCHEMA]:
         raise RequestError("disable_any_whitespace", "needs json_schema")
+    if calls_tools(request, rules) and kinds in ([], [GrammarKind.JSON_SCHEMA]):
+        return _tools_grammar(request, rules, scope, prompt)
+    if kinds and request.chat.tool_choice == REQUIRED:
+        raise RequestError(kinds[0], "must be left out with tool_choice, which asks for calls")
     if not kinds:
         return None
     return GrammarParams(
@@ -183,6 +205,34 @@ def grammar_of(request: wire.GenerateRequest, scope: str = "") -> GrammarParams 
         allows_whitespace=not has_no_spaces,
         scope=scope,
     )
+
+
+def calls_tools(request: wire.GenerateRequest, rules: RequestRules) -> bool:
+    """Return whether an answer may call tools, in a format that is known."""
+    chat = request.chat
+    return bool(chat.tool_choice and chat.tools_json) and rules.answers.calls is not None
+
+
+def _tools_grammar(
+    request: wire.GenerateRequest, rules: RequestRules, scope: str, prompt: tuple[int, ...]
+) -> GrammarParams | None:
+    """Return the constraint of an answer that may call tools; None where it can be left free, and has to be."""
+    chat = request.chat
+    is_free = chat.tool_choice == AUTO and not request.json_schema
+    has_grammars = GrammarKind.LARK in rules.model.constraints
+    if is_free and (not has_grammars or request.ignore_eos or has_search(request)):
+        return None
+    text = tools_grammar(
+        chat.tools_json,
+        rules.answers,
+        chat.tool_choice,
+        chat.tool_name,
+        is_single=not has_several_calls(chat),
+        is_thinking=rules.answers.opens_reasoning(prompt),
+        schema=request.json_schema,
+        allows_whitespace=not request.disable_any_whitespace,
+    )
+    return GrammarParams(kind=GrammarKind.LARK, text=text, field=TOOLS_FIELD, scope=scope)
 
 
 def build_spec(
@@ -206,7 +256,7 @@ def build_spec(
     prompt_tokens = _text_begin(request, texts, model)
     max_tokens = _max_tokens(request, len(prompt_tokens), admission.default_max_tokens, rules)
     params = _params(request, texts, max_tokens, model, defaults)
-    beams, grammar = beams_of(request), grammar_of(request, client.tenant)
+    beams, grammar = beams_of(request), grammar_of(request, rules, client.tenant, texts.prompt)
     speculation = speculation_of(request.speculation)
     sampling = request.sampling
     return RequestSpec(
@@ -225,7 +275,7 @@ def build_spec(
             request.prompt_logprobs if request.HasField("prompt_logprobs") else None
         ),
         echoes_prompt=request.echo,
-        skip_special_tokens=skips_special_tokens(request),
+        skip_special_tokens=skips_special_tokens(request, rules),
         speculation=replace(speculation, reference_tokens=texts.reference),
         beams=beams,
         num_samples=num_results(request) if beams is None else 1,
@@ -241,9 +291,11 @@ def build_spec(
     )
 
 
-def skips_special_tokens(request: wire.GenerateRequest) -> bool:
-    """Return whether the text leaves special tokens out: by default it does."""
-    return not request.HasField("skip_special_tokens") or request.skip_special_tokens
+def skips_special_tokens(request: wire.GenerateRequest, rules: RequestRules) -> bool:
+    """Return whether the text leaves special tokens out: by default it does, unless they mark its parts."""
+    if request.HasField("skip_special_tokens"):
+        return request.skip_special_tokens
+    return not (request.chat.parse_answer and rules.answers.has_special)
 
 
 def answer_prefix_name(request: wire.GenerateRequest) -> str:
@@ -301,7 +353,7 @@ def _text_begin(
 def _max_tokens(
     request: wire.GenerateRequest, num_prompt: int, default: int | None, rules: RequestRules
 ) -> int:
-    limits, model = rules
+    limits, model = rules.limits, rules.model
     if not request.HasField("max_tokens"):
         most = limits.default_max_tokens if default is None else default
         return min(most, limits.max_tokens, model.max_context - num_prompt)

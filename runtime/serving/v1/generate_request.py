@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec, sample_seed
@@ -82,7 +83,8 @@ class V1Request:
         await self._send(response.SerializeToString())
 
     def _response(self, batch: Batch, text: str) -> wire.GenerateResponse:
-        response = wire.GenerateResponse(text=text, index=batch.index)
+        response = wire.GenerateResponse(text=text, index=batch.index, reasoning=batch.reasoning)
+        response.tool_calls.extend(wire.ToolCall(**asdict(piece)) for piece in batch.calls)
         add_tokens(response.tokens, batch.tokens, self._returns_provenance)
         if self._returns_trace:
             response.steps.extend(step_of(step, self._text) for step in batch.steps)

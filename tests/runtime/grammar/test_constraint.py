@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -172,6 +173,12 @@ def test_text_that_spells_a_special_token_is_text() -> None:
     letters = ("<", "/", "s", ">", "x")
     one = GrammarConstraints(tokenizer(letters), 6, (5,)).constraint(regex("x</s>x"))
     assert one.forced(9) == (4, 0, 1, 2, 3, 4)
+    plain = json.loads(tokenizer(letters))
+    added = {**plain["added_tokens"][0], "id": 6, "content": "<s>", "special": False}
+    plain["added_tokens"].append(added)
+    source = json.dumps(plain).encode()
+    other = GrammarConstraints(source, 7, (5,)).constraint(regex("x<s>x"))
+    assert other.forced(9) == (4, 0, 2, 3, 4)
 
 
 def test_constraints_of_one_grammar_know_nothing_of_each_other() -> None:

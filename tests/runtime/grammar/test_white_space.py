@@ -70,7 +70,7 @@ def test_a_missing_bound_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_caught(
         monkeypatch,
         library,
-        "_SPACES if allows_whitespace",
+        "SPACES if allows_whitespace",
         "None if allows_whitespace",
         check_bounds,
     )

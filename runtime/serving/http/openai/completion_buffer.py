@@ -12,11 +12,13 @@ from outrider.runtime.core.events import Finished, StepTrace
 from outrider.runtime.serving.http.openai.response_json import (
     TextPlaces,
     Tokens,
+    call_json,
     chat_logprobs,
     completion_logprobs,
 )
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.http.responses import json_text
+from outrider.runtime.serving.response_stream import Batch
 
 
 class Logprobs:
@@ -66,14 +68,26 @@ class CompletionBuffer:
     """One completion; of what is not asked for, nothing.
 
     Attributes:
-        texts: whose joined text is the completion's.
+        texts: whose joined text is the completion's; likewise ``reasoning``.
+        calls: as JSON values.
         provenance: where its tokens came from, as JSON values.
         logprobs: None where no token has come.
     """
 
     texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     provenance: list[dict[str, Any]] = field(default_factory=list)
     steps: list[StepTrace] = field(default_factory=list)
     logprobs: Logprobs | None = None
     end: Finished | None = None
+
+    def add_parts(self, batch: Batch) -> None:
+        """Add what of a batch stands apart from its text."""
+        self.reasoning.append(batch.reasoning)
+        for piece in batch.calls:
+            if piece.name:
+                self.calls.append(call_json(piece))
+            else:
+                self.calls[-1]["function"]["arguments"] += piece.arguments

@@ -1,4 +1,4 @@
-"""Completions and chats: from an HTTP request to its answer.
+"""Completions, chats and responses: from an HTTP request to its answer.
 
 A request's prompts are requests of their own, answered together: where one fails, all end. A client that goes away
 ends them, also while they are queued.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
 from outrider.runtime.core import errors
 from outrider.runtime.core.checks.rules import REQUEST_ID, REQUEST_ID_RULE
@@ -17,10 +20,13 @@ from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of, values_of
 from outrider.runtime.serving.http.openai.fields import CompletionRequest, completion_request
 from outrider.runtime.serving.http.openai.prompt_request import PromptRequest, ResponseHeader, Sink
+from outrider.runtime.serving.http.openai.responses.request import response_request
+from outrider.runtime.serving.http.openai.responses.sink import ResponseSink
 from outrider.runtime.serving.http.openai.stream import StreamSink
 from outrider.runtime.serving.http.openai.token_text import TokenText
 from outrider.runtime.serving.http.openai.whole import WholeSink
 from outrider.runtime.serving.http.responses import answer_error
+from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.readiness import ServerState
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.v1.responses import failure_of
@@ -37,19 +43,33 @@ _PER_TURN = 16
 _MOST_ID = 128
 
 
+class Shape(NamedTuple):
+    """What is different between the routes: ids, how a request is read, and what answers it whole or in events."""
+
+    prefix: str
+    read: Callable[[Mapping[str, Any], LoadedModel], CompletionRequest]
+    whole: Callable[..., Sink] = WholeSink
+    stream: Callable[..., Sink] = StreamSink
+
+
+COMPLETION = Shape("cmpl-", partial(completion_request, is_chat=False))
+CHAT = Shape("chatcmpl-", partial(completion_request, is_chat=True))
+RESPONSE = Shape("resp_", response_request, ResponseSink, ResponseSink)
+
+
 class Completions:
-    """The ASGI application of one of the two routes.
+    """The ASGI application of one of the routes.
 
     Args:
         readiness: takes the requests.
         max_bytes: of a body.
-        is_chat: which route it is.
+        shape: of the route.
     """
 
-    def __init__(self, readiness: ServerState, max_bytes: int, *, is_chat: bool) -> None:
+    def __init__(self, readiness: ServerState, max_bytes: int, shape: Shape) -> None:
         self._readiness = readiness
         self._max_bytes = max_bytes
-        self._is_chat = is_chat
+        self._shape = shape
         self._token_text: TokenText | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,7 +99,7 @@ class Completions:
         encoder = self._readiness.handler.encoder_of(caller.tenant)
         return await encoder.beside(
             len(body),
-            lambda: completion_request(parse_object(body), serving, is_chat=self._is_chat),
+            lambda: self._shape.read(parse_object(body), serving),
         )
 
     def _sink(self, asked: CompletionRequest, send: Send) -> Sink:
@@ -88,12 +108,12 @@ class Completions:
         if self._token_text is None:
             self._token_text = TokenText(serving.codec)
         header = ResponseHeader(
-            id=f"{'chatcmpl' if self._is_chat else 'cmpl'}-{name}",
+            id=f"{self._shape.prefix}{name}",
             created_s=int(time.time()),
             model=serving.model.name,
             token_text=self._token_text,
         )
-        make = StreamSink if asked.streams else WholeSink
+        make = self._shape.stream if asked.streams else self._shape.whole
         headers = {b"x-request-id": name.encode()}
         if asked.ignored:
             headers[b"outrider-ignored"] = ", ".join(asked.ignored).encode()

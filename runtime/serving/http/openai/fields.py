@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.serving.chat.formats import AnswerFormat
 from outrider.runtime.serving.http.openai.messages import CHAT_FIELDS, chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of
 from outrider.runtime.serving.loaded_model import LoadedModel
@@ -101,6 +102,7 @@ class CompletionRequest:
     has_provenance: bool = False
     has_trace: bool = False
     ignored: tuple[str, ...] = ()
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
 def completion_request(
@@ -120,8 +122,9 @@ def completion_request(
     request, ignored = _asked(values, serving, is_chat=is_chat)
     request_id = answer.get("request_id", "")
     if is_chat:
-        request.chat.CopyFrom(chat_of(values, serving.limits.max_messages))
-        requests = [request]
+        answers = serving.rules.answers
+        request.chat.CopyFrom(chat_of(values, serving.limits.max_messages, answers))
+        requests, ignored = [request], (*_unread(request.chat, answers), *ignored)
     else:
         requests = prompts_of(values.get("prompt"), request, serving.rules)
     for index, one in enumerate(requests):
@@ -164,6 +167,14 @@ def _asked(
     if request.HasField("logprobs") and request.echo:
         request.prompt_logprobs = request.logprobs
     return request, ignored[:_MOST_TOLD]
+
+
+def _unread(chat: wire.Chat, answers: AnswerFormat) -> tuple[str, ...]:
+    """Return what of tools has no effect: the template does not name them, or calls stay in the answer's text."""
+    if not chat.tools_json:
+        return ()
+    found = {"tools": answers.reads_tools, "tool_calls": answers.calls is not None}
+    return tuple(name for name, is_read in found.items() if not is_read)
 
 
 def _shown(name: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.serving.chat.formats import AnswerFormat
+from outrider.runtime.serving.chat.tools import AUTO, REQUIRED
 from outrider.runtime.serving.requests import json_types
 from outrider.v1 import inference_pb2 as wire
 
@@ -15,22 +18,23 @@ _FIELDS: Mapping[str, json_types.Kind] = {
     "continue_final_message": json_types.flag,
     "chat_template": json_types.text,
     "chat_template_kwargs": json_types.mapping,
+    "parallel_tool_calls": json_types.flag,
 }
 # With those that ``fields`` reads of chats alone.
 CHAT_FIELDS = frozenset(
     {*_FIELDS, "messages", "documents", "tools", "tool_choice", "max_completion_tokens", "top_logprobs"}
 )  # fmt: skip
-_CHOICES = ("none", "auto")
+NONE = "none"
 
 
-def chat_of(values: Mapping[str, Any], max_messages: int) -> wire.Chat:
+def chat_of(values: Mapping[str, Any], max_messages: int, answers: AnswerFormat) -> wire.Chat:
     """Return the conversation of a request; roles, sizes and templates are not checked yet.
 
     Messages are counted before they are looked at: 4 MiB of short ones take seconds of the event loop.
 
     Raises:
         RequestError: a field has another type.
-        UnsupportedOption: a content is no text, or a tool is to be called for certain.
+        UnsupportedOption: a content is no text, or the choice of tools is one of a kind that is not served.
     """
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -40,11 +44,18 @@ def chat_of(values: Mapping[str, Any], max_messages: int) -> wire.Chat:
     arguments = dict(given.get("chat_template_kwargs", {}))
     if (documents := values.get("documents")) is not None:
         arguments["documents"] = documents
+    choice, name = _choice(values.get("tool_choice"))
+    tools = "" if choice == NONE else _tools(values.get("tools"))
+    reads_calls = answers.calls is None or not answers.calls.has_text_arguments
     return wire.Chat(
-        messages=[_message(index, one) for index, one in enumerate(messages)],
+        messages=[_message(index, one, reads_calls) for index, one in enumerate(messages)],
         add_generation_prompt=given.get("add_generation_prompt"),
         continue_final_message=given.get("continue_final_message", False),
-        tools_json=_tools(values),
+        tools_json=tools,
+        tool_choice=choice if tools or choice == REQUIRED else "",
+        tool_name=name,
+        parallel_tool_calls=given.get("parallel_tool_calls"),
+        parse_answer=True,
         template_arguments_json=(
             json_types.json_text("chat_template_kwargs", arguments) if arguments else ""
         ),
@@ -52,12 +63,14 @@ def chat_of(values: Mapping[str, Any], max_messages: int) -> wire.Chat:
     )
 
 
-def _message(index: int, value: Any) -> wire.ChatMessage:
+def _message(index: int, value: Any, reads_calls: bool) -> wire.ChatMessage:
     path = f"messages[{index}]"
     message = dict(json_types.mapping(path, value))
     role = json_types.text(f"{path}.role", message.pop("role", None))
     content = message.pop("content", None)
     rest = {name: one for name, one in message.items() if one is not None}
+    if reads_calls and "tool_calls" in rest:
+        rest["tool_calls"] = [_read_call(one) for one in _list(path, rest["tool_calls"])]
     if content is None:
         # Of an assistant that calls tools: no content is not the empty one.
         fields = json_types.json_text(path, {**rest, "content": None})
@@ -84,13 +97,44 @@ def _text(path: str, content: Any) -> str:
     return "\n".join(parts)
 
 
-def _tools(values: Mapping[str, Any]) -> str:
-    """Return the tools as the template is told of them; what the answer says of them is left in its text."""
-    tools, choice = values.get("tools"), values.get("tool_choice")
-    if choice is not None and choice not in _CHOICES:
-        raise UnsupportedOption("tool_choice", f"must be {' or '.join(_CHOICES)}, or left out")
-    if tools is None or choice == "none":
+def _list(path: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise RequestError(f"{path}.tool_calls", "must be an array")
+    return value
+
+
+def _read_call(call: Any) -> Any:
+    """Return a call of an earlier answer with its arguments as what their JSON says, as templates want them."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(
+        arguments := function.get("arguments"), str
+    ):
+        return call
+    try:
+        read = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": read}} if isinstance(read, dict) else call
+
+
+def _tools(tools: Any) -> str:
+    """Return the tools as the template is told of them."""
+    if tools is None:
         return ""
     if not isinstance(tools, list):
         raise RequestError("tools", "must be an array of objects")
     return json_types.json_text("tools", tools) if tools else ""
+
+
+def _choice(choice: Any) -> tuple[str, str]:
+    """Return how tools are chosen, and the name of the one that is called; empty for any."""
+    if choice is None:
+        return AUTO, ""
+    if choice in (NONE, AUTO, REQUIRED):
+        return choice, ""
+    function = choice.get("function") if isinstance(choice, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or not name or choice.get("type") != "function":
+        rule = f"must be {NONE}, {AUTO} or {REQUIRED}, or an object of type function with a name"
+        raise UnsupportedOption("tool_choice", rule)
+    return REQUIRED, name

@@ -15,6 +15,7 @@ from outrider.runtime.core.events import (
     StepTrace,
 )
 from outrider.runtime.serving.http.openai.token_text import TokenText
+from outrider.runtime.serving.response_stream import CallPiece
 
 REASONS = {
     FinishReason.STOP_TOKEN: "stop",
@@ -78,6 +79,24 @@ def chat_logprobs(tokens: Tokens, token_text: TokenText) -> dict[str, Any]:
         entry["top_logprobs"] = [_entry(i, value, token_text) for i, value in logprobs.top]
         content.append(entry)
     return {"content": content, "refusal": None}
+
+
+def call_json(piece: CallPiece) -> dict[str, Any]:
+    """Return the first piece of a call; whole answers add the others' arguments."""
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"id": piece.id, "type": "function", "function": function}
+
+
+def call_delta(piece: CallPiece) -> dict[str, Any]:
+    """Return a piece of a call as a stream has it."""
+    if piece.name:
+        return {"index": piece.index, **call_json(piece)}
+    return {"index": piece.index, "function": {"arguments": piece.arguments}}
+
+
+def reason_of(reason: str, *, has_calls: bool) -> str:
+    """Return why a completion ended, of ``REASONS``, where it may have called tools."""
+    return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 def steps_of(steps: Sequence[StepTrace], token_text: TokenText) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ Chunks are built of strings: most of one is the same in all, and a stream sends 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,27 +14,27 @@ from outrider.runtime.core.errors import ServingError
 from outrider.runtime.core.events import Finished, PromptToken, StepTrace
 from outrider.runtime.core.params import RequestSpec, sample_seed
 from outrider.runtime.serving.http.errors import body_of
+from outrider.runtime.serving.http.openai.event_sender import EventSender
 from outrider.runtime.serving.http.openai.fields import CompletionRequest
 from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader, choices_per_prompt
 from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     TextPlaces,
     Tokens,
+    call_delta,
     chat_logprobs,
     completion_logprobs,
     provenance_of,
+    reason_of,
     report_of,
     steps_of,
 )
 from outrider.runtime.serving.http.openai.usage import UsageCounter, metrics_of
-from outrider.runtime.serving.http.responses import EVENTS, answer_error, json_bytes
-from outrider.runtime.serving.response_stream import Batch
+from outrider.runtime.serving.http.responses import answer_error, json_bytes
+from outrider.runtime.serving.response_stream import Batch, CallPiece
 from starlette.types import Send
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
-# Proxies that keep pieces back would make a stream halt.
-_HEADERS = (EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 _quote = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -48,6 +47,8 @@ class _Piece(NamedTuple):
     tokens: Sequence[int]
     reason: str | None = None
     stop: str | int | None = None
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class _Choice:
     """How far a completion has come."""
 
     has_begun: bool = False
+    has_calls: bool = False
     places: TextPlaces = field(default_factory=TextPlaces)
     steps: list[StepTrace] = field(default_factory=list)
 
@@ -72,9 +74,8 @@ class StreamSink:
         self._asked = asked
         self._header = header
         self._send = send
-        self._headers = [*_HEADERS, *headers.items()]
-        self._has_started = False
-        self._starting = asyncio.Lock()
+        self._headers = headers
+        self._sender = EventSender(send, headers)
         self._per_prompt = choices_per_prompt(asked)
         self._is_single = self._per_prompt * len(asked.requests) == 1
         self._specs: dict[int, RequestSpec] = {}
@@ -99,11 +100,11 @@ class StreamSink:
 
     async def write(self, prompt: int, batch: Batch) -> None:
         """Send a batch as an event, or one of each completion that a search found."""
-        self._usage.num_output += len(batch.tokens)
+        self._usage.add(batch)
         end = batch.end if isinstance(batch.end, Finished) else None
         if end is not None:
             self._finish(prompt, end, batch)
-        elif not batch.text and self._has_plain_chunks:
+        elif not (batch.text or batch.reasoning or batch.calls) and self._has_plain_chunks:
             return
         for piece in self._pieces(prompt, batch, end):
             await self._write_chunk(piece, batch, prompt)
@@ -111,27 +112,23 @@ class StreamSink:
     async def ping(self) -> None:
         """Send a comment, where nothing has been sent."""
         if not self._choices:
-            await self._start()
-            await self._piece(PING)
+            await self._sender.ping()
 
     async def end(self) -> None:
         """Send the usage, where it is asked for, and the mark of the end."""
-        await self._start()
         if self._asked.includes_usage:
             usage, metrics = json_bytes(self._usage.usage()), json_bytes(self._metrics)
-            await self._piece(
+            await self._sender.send(
                 self._prefix.encode() + b'],"usage":' + usage + b',"metrics":' + metrics + b"}\n\n"
             )
-        await self._piece(DONE, is_last=True)
+        await self._sender.send(DONE, is_last=True)
 
     async def fail(self, error: ServingError) -> None:
         """Send an error as the answer, or as the last event of one that has begun."""
-        async with self._starting:
-            has_started, self._has_started = self._has_started, True
-        if has_started:
-            await self._piece(b"data: " + body_of(error) + b"\n\n", is_last=True)
+        if await self._sender.start():
+            await self._sender.send(b"data: " + body_of(error) + b"\n\n", is_last=True)
         else:
-            await answer_error(error, self._send, self._headers[len(_HEADERS) :])
+            await answer_error(error, self._send, [*self._headers.items()])
 
     def _finish(self, prompt: int, end: Finished, batch: Batch) -> None:
         """Count what a completion used."""
@@ -150,25 +147,28 @@ class StreamSink:
                 for place, beam in enumerate(end.beams)
             ]
         index, tokens = first + batch.index, [one.token for one in batch.tokens]
+        piece = _Piece(index, batch.text, tokens, reasoning=batch.reasoning, calls=batch.calls)
         if end is None:
-            return [_Piece(index, batch.text, tokens)]
-        return [_Piece(index, batch.text + end.text, tokens, REASONS[end.reason], end.stop)]
+            return [piece]
+        text, reason = batch.text + end.text, REASONS[end.reason]
+        return [piece._replace(text=text, reason=reason, stop=end.stop)]
 
     async def _write_chunk(self, piece: _Piece, batch: Batch, prompt: int) -> None:
         asked, index = self._asked, piece.number
         choice = self._choices.get(index)
         if choice is None:
             choice = self._choices[index] = _Choice()
-            await self._start()
-        parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece.text)]
+            await self._sender.open()
+        choice.has_calls = choice.has_calls or bool(piece.calls)
+        parts = [self._prefix, f'{{"index":{index},', self._content(choice, piece)]
         parts.append(
             self._logprobs(choice, batch, prompt) if asked.has_logprobs else '"logprobs":null'
         )
         if piece.reason is None:
             parts.append(',"finish_reason":null')
         else:
-            stop = _quote(piece.stop)
-            parts.append(f',"finish_reason":"{piece.reason}","stop_reason":{stop}')
+            stop, reason = _quote(piece.stop), reason_of(piece.reason, has_calls=choice.has_calls)
+            parts.append(f',"finish_reason":"{reason}","stop_reason":{stop}')
         if asked.has_token_ids:
             parts.append(f',"token_ids":{[*piece.tokens]}')
         parts.append("}]")
@@ -181,14 +181,23 @@ class StreamSink:
             parts.append(',"usage":null')
         parts.append("}\n\n")
         choice.has_begun = True
-        await self._piece("".join(parts).encode())
+        await self._sender.send("".join(parts).encode())
 
-    def _content(self, choice: _Choice, text: str) -> str:
+    def _content(self, choice: _Choice, piece: _Piece) -> str:
+        text = piece.text
         if not self._asked.is_chat:
             return f'"text":{_quote(text)},'
-        if choice.has_begun:
-            return f'"delta":{{"content":{_quote(text)}}},'
-        return f'"delta":{{"role":"assistant","content":{_quote(text)}}},'
+        role = "" if choice.has_begun else '"role":"assistant",'
+        if not piece.reasoning and not piece.calls:
+            return f'"delta":{{{role}"content":{_quote(text)}}},'
+        delta: dict[str, Any] = {} if choice.has_begun else {"role": "assistant"}
+        if text:
+            delta["content"] = text
+        if piece.reasoning:
+            delta["reasoning_content"] = piece.reasoning
+        if piece.calls:
+            delta["tool_calls"] = [call_delta(one) for one in piece.calls]
+        return f'"delta":{_quote(delta)},'
 
     def _logprobs(self, choice: _Choice, batch: Batch, prompt: int) -> str:
         token_text = self._header.token_text
@@ -213,15 +222,3 @@ class StreamSink:
             seed = sample_seed(self._specs[prompt].seed, batch.index)
             found["speculation"] = report_of(batch.end, seed)
         return found
-
-    async def _start(self) -> None:
-        if self._has_started:
-            return
-        async with self._starting:
-            if not self._has_started:
-                start = {"type": "http.response.start", "status": 200, "headers": self._headers}
-                await self._send(start)
-                self._has_started = True
-
-    async def _piece(self, body: bytes, *, is_last: bool = False) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})

@@ -37,7 +37,7 @@ async def tokenize(
     model, limits = serving.model, serving.limits
     given = json_types.read(values, _TOKENIZE)
     if "messages" in values:
-        chat = messages.chat_of(values, limits.max_messages)
+        chat = messages.chat_of(values, limits.max_messages, serving.rules.answers)
         check_served_chat(chat, serving.rules)
         data = await encoder.tokenize_chat(chat_of(chat), model.max_context)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.runtime.core.events import Finished, SpeculationReport, StepTrace
+from outrider.runtime.serving.response_stream import Batch
 
 
 class UsageCounter:
@@ -14,7 +15,12 @@ class UsageCounter:
         self.num_output = 0
         # By prompt: tokens, and those that were not computed again.
         self._prompts: dict[int, tuple[int, int]] = {}
-        self._num_drafted = self._num_accepted = 0
+        self._num_drafted = self._num_accepted = self._num_reasoning = 0
+
+    def add(self, batch: Batch) -> None:
+        """Count the tokens of a batch."""
+        self.num_output += len(batch.tokens)
+        self._num_reasoning += batch.num_reasoning
 
     def begin(self, prompt: int, num_tokens: int) -> None:
         """Count a prompt, by its place in the request."""
@@ -39,8 +45,19 @@ class UsageCounter:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": self._num_accepted,
                 "rejected_prediction_tokens": self._num_drafted - self._num_accepted,
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self._num_reasoning,
             },
+        }
+
+    def of_response(self) -> dict[str, Any]:
+        """Return the usage by the names of responses."""
+        found = self.usage()
+        return {
+            "input_tokens": found["prompt_tokens"],
+            "input_tokens_details": {**found["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": found["completion_tokens"],
+            "output_tokens_details": found["completion_tokens_details"],
+            "total_tokens": found["total_tokens"],
         }
 
 

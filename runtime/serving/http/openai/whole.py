@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from outrider.runtime.core.errors import ServingError
@@ -15,6 +16,7 @@ from outrider.runtime.serving.http.openai.prompt_request import ResponseHeader, 
 from outrider.runtime.serving.http.openai.response_json import (
     REASONS,
     provenance_of,
+    reason_of,
     report_of,
     steps_of,
 )
@@ -58,6 +60,7 @@ class WholeSink:
         asked = self._asked
         found = self._buffers.setdefault((prompt, batch.index), CompletionBuffer())
         found.texts.append(batch.text)
+        found.add_parts(batch)
         if asked.has_logprobs:
             self._add_logprobs(found, prompt, batch)
         if asked.has_token_ids:
@@ -66,7 +69,7 @@ class WholeSink:
             found.provenance += provenance_of(batch.tokens)
         if asked.has_trace:
             found.steps += batch.steps
-        self._usage.num_output += len(batch.tokens)
+        self._usage.add(batch)
         if isinstance(batch.end, Finished):
             found.texts.append(batch.end.text)
             found.end = batch.end
@@ -125,16 +128,30 @@ class WholeSink:
                     more["token_ids"] = [*beam.tokens]
                 choices.append(self._choice(first + place, beam.text, "null", more))
             return choices
-        more = {"finish_reason": REASONS[end.reason], "stop_reason": end.stop}
+        reason = reason_of(REASONS[end.reason], has_calls=bool(found.calls))
+        more = {"finish_reason": reason, "stop_reason": end.stop}
         if asked.has_token_ids:
             more["token_ids"] = found.token_ids
         if asked.has_trace or asked.has_provenance:
             more["outrider"] = self._outrider(prompt, sample, found, end)
         logprobs = "null" if found.logprobs is None else found.logprobs.json()
-        return [self._choice(first + sample, "".join(found.texts), logprobs, more)]
+        parts: dict[str, Any] = {}
+        if reasoning := "".join(found.reasoning):
+            parts["reasoning_content"] = reasoning
+        if found.calls:
+            parts["tool_calls"] = found.calls
+        return [self._choice(first + sample, "".join(found.texts), logprobs, more, parts)]
 
-    def _choice(self, index: int, text: str, logprobs: str, more: Mapping[str, Any]) -> str:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        logprobs: str,
+        more: Mapping[str, Any],
+        parts: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        content = None if parts.get("tool_calls") and not text else text
+        message = {"role": "assistant", "content": content, "refusal": None, **parts}
         said = {"message": message} if self._asked.is_chat else {"text": text}
         return _object({"index": index, **said}, f'"logprobs":{logprobs}', more)
 

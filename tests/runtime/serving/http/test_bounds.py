@@ -9,6 +9,7 @@ import pytest
 from outrider.runtime.core.checks.limits import RequestLimits
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.errors import RequestError
+from outrider.runtime.serving.chat.formats import NO_FORMAT
 from outrider.runtime.serving.http import connections, listener, protocol
 from outrider.runtime.serving.http.openai import messages
 from outrider.runtime.serving.security.access import Security
@@ -104,7 +105,7 @@ async def test_handshakes_that_do_not_begin_are_counted_and_ended(
 def test_lists_are_counted_before_they_are_looked_at():
     # Their entries would be refused, too.
     with pytest.raises(RequestError, match="at most 3"):
-        messages.chat_of({"messages": [None] * 4}, 3)
+        messages.chat_of({"messages": [None] * 4}, 3, NO_FORMAT)
 
 
 async def test_biases_are_counted_before_they_are_looked_at(start_http):

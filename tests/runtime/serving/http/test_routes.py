@@ -53,7 +53,7 @@ async def test_the_model_is_listed(start_http):
         named = await http.ask("/v1/models/letters")
         others = [await http.ask(path) for path in ("/v1/models/gpt", "/v1/models/letters/x")]
         wrong = await http.ask("/v1/models/letters", method="DELETE")
-        nowhere = await http.ask("/v1/responses")
+        nowhere = await http.ask("/v1/embeddings")
     (model,) = found["data"]
     assert (model["id"], model["object"], model["max_model_len"]) == ("letters", "model", 4200)
     assert (named.status, named.json(), wrong.status) == (200, model, 405)

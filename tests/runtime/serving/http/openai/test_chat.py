@@ -108,7 +108,7 @@ REFUSED = [
     ),
     ({"messages": [{"role": "", "content": "x"}]}, "messages.role", "must be 1..64 bytes"),
     ({"tools": [7]}, "tools", "must be a JSON array of objects"),
-    ({"tool_choice": "required"}, "tool_choice", "must be none or auto"),
+    ({"tool_choice": "required"}, "tool_choice", "needs tools to call"),
     ({"chat_template": "{{ messages }}"}, "chat_template", "must be one of default"),
     ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs", "must not have messages"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt", ""),

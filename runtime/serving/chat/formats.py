@@ -1,0 +1,193 @@
+"""How models write calls of tools, and where their reasoning stands: what is recognised in a bundle's chat templates.
+
+A call's text is ``open``, the tool's name, ``middle``, the arguments as JSON, ``close``. The first has ``begin`` in
+front, the others ``between``, and the last ``end`` behind it. This module knows no request.
+"""
+
+# Control tokens of a published format have letters that look like others.
+# ruff: noqa: RUF001
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from outrider.runtime.serving.tokenizer import TokenizersCodec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFormat:
+    """One way of writing calls.
+
+    Attributes:
+        has: texts that a template of the format has, all of them.
+        lacks: texts that it has none of.
+        trigger: what ``begin`` and ``open`` start with: a text with it is a call.
+        is_whole: whether the calls are the whole answer, and the trigger in its midst is text.
+        bare: how models write calls that know this format and leave its marks out.
+        has_text_arguments: whether the template writes the arguments of earlier calls as they are, and not as JSON.
+    """
+
+    name: str
+    has: tuple[str, ...]
+    lacks: tuple[str, ...] = ()
+    trigger: str
+    begin: str = ""
+    open: str
+    middle: str
+    close: str = ""
+    between: str = ""
+    end: str = ""
+    is_whole: bool = False
+    bare: CallFormat | None = None
+    has_text_arguments: bool = False
+
+
+_OPEN, _ARGUMENTS = '{"name": "', '", "arguments": '
+_BARE = CallFormat(
+    name="bare",
+    has=(),
+    trigger=_OPEN,
+    open=_OPEN,
+    middle=_ARGUMENTS,
+    close="}",
+    between="\n",
+    is_whole=True,
+)
+_LISTED = replace(_BARE, between=", ", end="]", is_whole=False)
+_DEEPSEEK = CallFormat(
+    name="deepseek_v3.1",
+    has=("<｜tool▁sep｜>",),
+    trigger="<｜tool▁calls▁begin｜>",
+    begin="<｜tool▁calls▁begin｜>",
+    open="<｜tool▁call▁begin｜>",
+    middle="<｜tool▁sep｜>",
+    close="<｜tool▁call▁end｜>",
+    end="<｜tool▁calls▁end｜>",
+    has_text_arguments=True,
+)
+
+
+def _listed(
+    name: str,
+    trigger: str,
+    *,
+    has: str,
+    lacks: tuple[str, ...] = (),
+    behind: str = "[",
+    end: str = "]",
+) -> CallFormat:
+    """Return a format of one list of objects, ``behind`` a trigger."""
+    begin = trigger + behind
+    return replace(
+        _LISTED, name=name, has=(has,), lacks=lacks, trigger=trigger, begin=begin, end=end
+    )
+
+
+# The first that fits is a template's.
+CALL_FORMATS = (
+    replace(
+        _DEEPSEEK,
+        name="deepseek_v3",
+        has=("<｜tool▁sep｜>", "```json"),
+        open="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+        middle="\n```json\n",
+        close="\n```<｜tool▁call▁end｜>",
+        between="\n",
+    ),
+    _DEEPSEEK,
+    CallFormat(
+        name="mistral_v13",
+        has=("[TOOL_CALLS]", "[ARGS]"),
+        lacks=("[CALL_ID]",),
+        trigger="[TOOL_CALLS]",
+        open="[TOOL_CALLS]",
+        middle="[ARGS]",
+    ),
+    _listed("mistral_tekken", "[TOOL_CALLS]", has="[TOOL_CALLS][", lacks=("[ARGS]",)),
+    _listed("mistral", "[TOOL_CALLS]", has="[TOOL_CALLS]", lacks=("[ARGS]",), behind=" ["),
+    _listed("granite", "<|tool_call|>", has="<|tool_call|>"),
+    _listed("smollm2", "<tool_call>", has="<tool_call>[", end="]</tool_call>"),
+    CallFormat(
+        name="hermes",
+        has=("<tool_call>",),
+        # Qwen3-Coder, and GLM.
+        lacks=("<function=", "<arg_key>"),
+        trigger="<tool_call>",
+        open='<tool_call>\n{"name": "',
+        middle=_ARGUMENTS,
+        close="}\n</tool_call>",
+        between="\n",
+        bare=_BARE,
+    ),
+    replace(
+        _BARE,
+        name="llama3",
+        has=(_OPEN, '"parameters": '),
+        lacks=("<tool_call>", "<function="),
+        middle='", "parameters": ',
+        between="; ",
+    ),
+)
+# Where reasoning begins and ends.
+_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """What the parts of a model's answers look like.
+
+    Attributes:
+        calls: None where no format is known.
+        reasoning: the tokens around it; None for none.
+        ids: of the tokens that stand in these formats and in no plain text, by their texts.
+        has_special: whether some are left out of texts that leave special tokens out.
+        reads_tools: whether a template says anything about tools.
+    """
+
+    calls: CallFormat | None = None
+    reasoning: tuple[str, str] | None = None
+    ids: Mapping[str, int] = field(default_factory=dict, hash=False)
+    has_special: bool = False
+    reads_tools: bool = False
+
+    def opens_reasoning(self, prompt: tuple[int, ...]) -> bool:
+        """Return whether an answer behind a prompt begins within reasoning: the template may end with its begin."""
+        if self.reasoning is None:
+            return False
+        opened, closed = (self.ids[one] for one in self.reasoning)
+        marks = [token for token in prompt[-_TAIL:] if token in (opened, closed)]
+        return bool(marks) and marks[-1] == opened
+
+
+# Tokens at the end of a prompt, among which are those that begin reasoning: white space may stand behind them.
+_TAIL = 4
+NO_FORMAT = AnswerFormat()
+
+
+def recognise(templates: Iterable[str], codec: TokenizersCodec) -> AnswerFormat:
+    """Return the format of the answers to these templates' prompts.
+
+    Args:
+        templates: their sources.
+        codec: has the tokens.
+    """
+    text = "\0".join(templates)
+    calls = next((one for one in CALL_FORMATS if _fits(one, text)), None)
+    added = codec.added_tokens
+    pairs = (pair for pair in _REASONING if all(one in text and one in added for one in pair))
+    reasoning = next(pairs, None)
+    texts = [] if calls is None else [calls.begin, calls.open, calls.middle, calls.close, calls.end]
+    whole = "\0".join([*texts, *(reasoning or ())])
+    ids = {one: index for one, index in added.items() if one in whole and codec.is_mark(one)}
+    return AnswerFormat(
+        calls=calls,
+        reasoning=reasoning,
+        ids=ids | {one: added[one] for one in reasoning or ()},
+        has_special=any(codec.is_special(one) for one in ids),
+        reads_tools="tools" in text,
+    )
+
+
+def _fits(known: CallFormat, text: str) -> bool:
+    return all(one in text for one in known.has) and not any(one in text for one in known.lacks)

@@ -1,0 +1,260 @@
+"""The tools of a conversation, and the grammar of answers that call them.
+
+The grammar is one of Lark as llguidance takes it. Calls have the one spelling of their format, and arguments that of
+Python's JSON, which templates write too: what a schema leaves no choice about is forced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from outrider.runtime.core.checks.rules import check_text
+from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.grammar.library import SPACES
+from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
+from outrider.runtime.serving.chat.formats import AnswerFormat, CallFormat
+from outrider.v1 import inference_pb2 as wire
+
+CHOICE_FIELD = "chat.tool_choice"
+NAME_FIELD = "chat.tool_name"
+AUTO, REQUIRED = "auto", "required"
+CHOICES = ("", AUTO, REQUIRED)
+GRAMMARS = 8
+"""A grammar of tools may have so many times the bytes of another: a caller has many tools, and the schema of each."""
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MOST_READ = 16
+# Of regular expressions, and the slash around them.
+_SIGNS = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """What may be called: a name, and the JSON schema of its arguments; ``is_strict``: all of it is kept or refused."""
+
+    name: str
+    schema: Mapping[str, Any]
+    is_strict: bool
+
+
+def check_choice(chat: wire.Chat, known: AnswerFormat, max_bytes: int) -> None:
+    """Refuse a choice of tools that is none, or that this bundle's answers cannot keep.
+
+    Args:
+        chat: of the request.
+        known: format of the answers.
+        max_bytes: of tools that may be called.
+
+    Raises:
+        RequestError: it names no tool of the request, or a tool is not what it should be.
+        UnsupportedOption: the format of calls is not known.
+    """
+    choice = chat.tool_choice
+    if choice not in CHOICES:
+        raise RequestError(CHOICE_FIELD, f"must be {AUTO} or {REQUIRED}, or left out")
+    if chat.tool_name and choice != REQUIRED:
+        raise RequestError(NAME_FIELD, f"needs tool_choice {REQUIRED}")
+    if choice == REQUIRED:
+        if not chat.tools_json:
+            raise RequestError(CHOICE_FIELD, "needs tools to call")
+        if known.calls is None:
+            rule = "needs a chat template whose format of calls is known; use auto or none"
+            raise UnsupportedOption(CHOICE_FIELD, rule)
+    if choice and chat.tools_json and known.calls is not None:
+        check_text(TOOLS_FIELD, chat.tools_json, max_bytes)
+        names = [one.name for one in tools_of(chat.tools_json)]
+        if chat.tool_name and chat.tool_name not in names:
+            raise RequestError(NAME_FIELD, "must be the name of one of the tools")
+
+
+def has_several_calls(chat: wire.Chat) -> bool:
+    """Return whether an answer may have several calls."""
+    if chat.HasField("parallel_tool_calls"):
+        return chat.parallel_tool_calls
+    return chat.tool_choice == AUTO
+
+
+@lru_cache(_MOST_READ)
+def tools_of(text: str) -> tuple[Tool, ...]:
+    """Return the tools of a JSON text.
+
+    Raises:
+        RequestError: it is none, or a tool has no name or schema of its own.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(TOOLS_FIELD, "must be JSON, an array") from error
+    if not isinstance(values, list) or not values:
+        raise RequestError(TOOLS_FIELD, "must be a JSON array of objects")
+    tools = tuple(map(_tool, values))
+    if len({one.name for one in tools}) < len(tools):
+        raise RequestError(TOOLS_FIELD, "must have each name once")
+    return tools
+
+
+def _tool(value: Any) -> Tool:
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict):
+        raise RequestError(TOOLS_FIELD, "must be a JSON array of objects")
+    name, schema = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        rule = "must each have a name of 1..64 letters, digits, underscores, dots and dashes"
+        raise RequestError(TOOLS_FIELD, rule)
+    schema = {"properties": {}} if schema is None or schema == {} else schema
+    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+        rule = "must each have parameters that are a JSON schema of an object"
+        raise RequestError(TOOLS_FIELD, rule)
+    # What a tool does not name is none of its arguments, unless its schema says so.
+    closed = {"additionalProperties": False} if "properties" in schema else {}
+    return Tool(name, {"type": "object", **closed, **schema}, function.get("strict") is True)
+
+
+@lru_cache(_MOST_READ)
+def tools_grammar(
+    text: str,
+    known: AnswerFormat,
+    choice: str,
+    name: str,
+    *,
+    is_single: bool,
+    is_thinking: bool = False,
+    schema: str = "",
+    allows_whitespace: bool = True,
+) -> str:
+    """Return the grammar of answers that may call tools, or must.
+
+    Args:
+        text: JSON array of the tools.
+        known: has a format of calls.
+        choice: ``AUTO`` or ``REQUIRED``.
+        name: of the one tool that is called, once; empty for any.
+        is_single: whether one call is all.
+        is_thinking: whether the answer begins within reasoning.
+        schema: of an answer without calls; empty for any text.
+        allows_whitespace: of that schema.
+
+    Raises:
+        RequestError: the schema is no JSON.
+    """
+    calls = known.calls
+    assert calls is not None
+    tools = [one for one in tools_of(text) if name in ("", one.name)]
+    written = _Writer(known, tools, is_single=is_single or bool(name))
+    if choice == REQUIRED:
+        answer = written.called(calls)
+    elif schema:
+        content = _answer_schema(schema, allows_whitespace=allows_whitespace)
+        answer = f"(%json {content} | {written.called(calls)})"
+    else:
+        answer = f"({written.free(calls)})"
+    lines = [f"start: {written.thought(is_thinking=is_thinking)}{answer}", *written.rules]
+    return "\n".join(lines)
+
+
+def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
+    """Return a schema with the bounds on white space that it would have alone."""
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError("json_schema", "must be JSON") from error
+    guidance = SPACES if allows_whitespace else {"whitespace_flexible": False}
+    return json.dumps({"x-guidance": guidance, **found} if isinstance(found, dict) else found)
+
+
+class _Writer:
+    """Writes parts of a grammar; ``rules`` are lines that these need."""
+
+    def __init__(self, known: AnswerFormat, tools: Sequence[Tool], *, is_single: bool) -> None:
+        self._known = known
+        self._tools = tools
+        self._is_single = is_single
+        self._marks = re.compile(f"({'|'.join(map(re.escape, known.ids)) or '(?!)'})")
+        self.rules = ["TEXT: /(?s:.*)/"]
+
+    def text(self, text: str) -> str:
+        """Return a text, with its tokens that no plain text stands for."""
+        ids, parts = self._known.ids, self._marks.split(text)
+        found = (f"<[{ids[one]}]>" if one in ids else json.dumps(one) for one in parts if one)
+        return " ".join(found)
+
+    def called(self, calls: CallFormat) -> str:
+        """Return calls, from the trigger on."""
+        return f"{self.text(calls.trigger)} {self._behind_trigger(calls)}"
+
+    def free(self, calls: CallFormat) -> str:
+        """Return any text, or calls: a text that has their beginning is one."""
+        found = ["FREE"]
+        whole = calls if calls.is_whole else calls.bare
+        without = []
+        if not calls.is_whole:
+            trigger = _pattern(calls.trigger)
+            without.append(f"(?s:.*){trigger}(?s:.*)")
+            self.rules.append(f"begun[lazy]: /(?s:.*){trigger}/")
+            found.append(f"begun {self._behind_trigger(calls)}")
+            if calls.trigger in self._known.ids:
+                found.append(f"FREE? {self.called(calls)}")
+        if whole is not None:
+            # Up to the arguments, so that an object of the same names is text.
+            heads = [
+                _pattern(whole.begin + whole.open + one.name + whole.middle) for one in self._tools
+            ]
+            without.append(f"({'|'.join(heads)})(?s:.*)")
+            self.rules += [f"head_{i}[lazy]: /{head}/" for i, head in enumerate(heads)]
+            found += [
+                f"head_{i} {self._arguments(one)} {self.text(whole.close)} {self._tail(whole)}"
+                for i, one in enumerate(self._tools)
+            ]
+        self.rules.append("FREE: /(?s:.*)/" + "".join(f" & ~/{one}/" for one in without))
+        return " | ".join(found)
+
+    def thought(self, *, is_thinking: bool) -> str:
+        """Return the reasoning in front of an answer: what is left of it, or one that need not be there."""
+        if self._known.reasoning is None:
+            return ""
+        opened, closed = map(self.text, self._known.reasoning)
+        rest = f'TEXT? {closed} "\\n\\n"? '
+        return rest if is_thinking else f"({opened} {rest})? "
+
+    def _behind_trigger(self, calls: CallFormat) -> str:
+        rest = (calls.begin + calls.open).removeprefix(calls.trigger)
+        return f"{self.text(rest)} {self._tool(calls)} {self._tail(calls)}"
+
+    def _tail(self, calls: CallFormat) -> str:
+        """Return what follows a call."""
+        if self._is_single:
+            return self.text(calls.end)
+        return (
+            f"({self.text(calls.between + calls.open)} {self._tool(calls)})* {self.text(calls.end)}"
+        )
+
+    def _tool(self, calls: CallFormat) -> str:
+        """Return the name of the rule for the rest of a call, from the tool's name on."""
+        name = f"tool_{calls.name.replace('.', '_')}"
+        rests = (
+            f"{self.text(one.name + calls.middle)} {self._arguments(one)} {self.text(calls.close)}"
+            for one in self._tools
+        )
+        rule = f"{name}: {' | '.join(rests)}"
+        if rule not in self.rules:
+            self.rules.append(rule)
+        return name
+
+    def _arguments(self, tool: Tool) -> str:
+        """Return the name of the rule for a tool's arguments."""
+        name = f"arguments_{self._tools.index(tool)}"
+        guidance = _SPELLING if tool.is_strict else {**_SPELLING, "lenient": True}
+        rule = f"{name}: %json {json.dumps({**tool.schema, 'x-guidance': guidance})}"
+        if rule not in self.rules:
+            self.rules.append(rule)
+        return name
+
+
+def _pattern(text: str) -> str:
+    """Return a text as a regular expression between slashes."""
+    return _SIGNS.sub(r"\\\g<0>", text).replace("\n", r"\n")

@@ -1,0 +1,1 @@
+"""``/v1/responses``: requests as those of chats, and answers as items."""

@@ -1,0 +1,234 @@
+"""Formats of calls: recognised in templates, written by a grammar, and read from texts however they are cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outrider.runtime.core.params import GrammarKind, GrammarParams
+from outrider.runtime.grammar.constraint import GrammarConstraints
+from outrider.runtime.serving.chat.answer import MOST_HEAD, TextReader
+from outrider.runtime.serving.chat.formats import CALL_FORMATS, AnswerFormat, CallFormat, recognise
+from outrider.runtime.serving.chat.tools import AUTO, REQUIRED, tools_grammar
+from outrider.runtime.serving.requests.json_types import json_text
+from outrider.runtime.serving.tokenizer import TokenizersCodec
+
+from tests.runtime.serving.chat.scripted import TOOLS
+from tests.runtime.serving.chat.shapes import SHAPES, byte_tokenizer, template_of
+
+NAMES = frozenset({"weather", "weather_more"})
+IDS = {"<think>": 1, "</think>": 2}
+THINK = ("<think>", "</think>")
+BY_NAME = {one.name: one for one in CALL_FORMATS}
+HERMES = BY_NAME["hermes"]
+FIRST, SECOND = '{"city": "Rome"}', '{"a": 12, "b": 1}'
+
+
+def written(calls: CallFormat) -> str:
+    """Two calls as the format has them."""
+    one = calls.open + "weather" + calls.middle + FIRST + calls.close
+    other = calls.open + "weather_more" + calls.middle + SECOND + calls.close
+    return calls.begin + one + calls.between + other + calls.end
+
+
+def read(
+    text: str, known: AnswerFormat, size: int, *, is_thinking: bool = False
+) -> tuple[str, str, list[list[str]]]:
+    """Content, reasoning and calls of a text that comes in pieces of a size."""
+    reader = TextReader(known, NAMES, is_thinking=is_thinking)
+    content, reasoning, calls = "", "", list[list[str]]()
+    pieces = [*(text[i : i + size] for i in range(0, len(text), size)), ""]
+    for index, piece in enumerate(pieces):
+        parts = reader.feed(piece, is_last=index == len(pieces) - 1)
+        content, reasoning = content + parts.text, reasoning + parts.reasoning
+        for one in parts.calls:
+            if one.name:
+                assert len(one.id) == 9
+                assert one.index == len(calls)
+                calls.append([one.name, ""])
+            calls[-1][1] += one.arguments
+    return content, reasoning, calls
+
+
+def parts(text: str, known: AnswerFormat, *, is_thinking: bool = False) -> object:
+    """What ``read`` says, in pieces of any size."""
+    found = [
+        read(text, known, size, is_thinking=is_thinking) for size in (1, 2, 3, 7, len(text) + 1)
+    ]
+    assert all(one == found[0] for one in found)
+    return found[0]
+
+
+@pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda one: one.name)
+def test_calls_of_every_format_are_read_and_what_is_none_stays_text(calls: CallFormat) -> None:
+    known, text = AnswerFormat(calls=calls), written(calls)
+    both = [["weather", FIRST], ["weather_more", SECOND]]
+    assert parts(text, known) == ("", "", both)
+    assert parts(f"{text} after", known) == ("after", "", both)
+    before = f"Hi \n{text}"
+    assert parts(before, known) == ((before, "", []) if calls.is_whole else ("Hi", "", both))
+    for other in (
+        text.replace("weather", "season"),
+        f"Hi {calls.trigger} you",
+        calls.trigger + "x" * (MOST_HEAD + 1),
+        calls.trigger[:-1],
+    ):
+        assert parts(other, known) == (other, "", [])
+    cut = text[: text.index(FIRST) + 4]
+    assert parts(cut, known) == ("", "", [["weather", FIRST[:4]]])
+    for length in range(text.index(SECOND) + len(SECOND), len(text)):
+        assert parts(text[:length], known) == ("", "", both)
+
+
+def test_calls_without_marks_and_with_other_white_space_are_read() -> None:
+    known = AnswerFormat(calls=HERMES)
+    bare = f'{{"name": "weather", "arguments": {FIRST}}}'
+    assert parts(bare, known) == ("", "", [["weather", FIRST]])
+    assert parts(f" {bare}", known) == parts(bare, known)
+    wide = '{\n  "name" :"weather",\n  "arguments":{ "city": "}\\"{" }\n}'
+    assert parts(wide, known) == ("", "", [["weather", '{ "city": "}\\"{" }']])
+    assert parts(f"<tool_call>{wide} </tool_call>", known) == parts(wide, known)
+    for text in (f"It is {bare}", '{"name": "Ann", "arguments": {}}', '{"name": "weather"}', "{"):
+        assert parts(text, known) == (text, "", [])
+
+
+def test_reasoning_stands_in_front_and_has_no_calls() -> None:
+    known = AnswerFormat(calls=HERMES, reasoning=THINK, ids=IDS)
+    call = written(HERMES)
+    calls = [["weather", FIRST], ["weather_more", SECOND]]
+    assert parts(f"<think>\nhm {call} \n</think>\n\nyes", known) == ("yes", f"hm {call}", [])
+    assert parts(f"\n<think>a\n\nb</think>\n{call}", known) == ("", "a\n\nb", calls)
+    assert parts("no <think> here", known) == ("no <think> here", "", [])
+    assert parts("<thin", known) == ("<thin", "", [])
+    assert parts("\nhm</think>yes", known, is_thinking=True) == ("yes", "hm", [])
+    assert parts("hm </thin", known, is_thinking=True) == ("", "hm </thin", [])
+
+
+def test_tokens_of_reasoning_are_counted_with_its_marks() -> None:
+    known = AnswerFormat(reasoning=THINK, ids=IDS)
+    for is_thinking, batches, counts in (
+        (False, [(1, 5), (6,), (7, 2, 8), (1, 9)], [2, 1, 2, 0]),
+        (True, [(5,), (2,), (6,)], [1, 1, 0]),
+        (False, [(5, 1), (6, 2)], [0, 0]),
+        (False, [(), (1, 2, 3)], [0, 2]),
+    ):
+        reader = TextReader(known, frozenset(), is_thinking=is_thinking)
+        assert [reader.count(one) for one in batches] == counts
+    assert TextReader(AnswerFormat(), NAMES, is_thinking=False).count((1, 2)) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "calls", "reasoning"),
+    [
+        ("qwen25", "hermes", None),
+        ("qwen3", "hermes", THINK),
+        ("llama3", "llama3", None),
+        ("mistral", "mistral", None),
+        ("deepseek", "deepseek_v3", THINK),
+        ("granite", None, None),
+        ("chatml", None, None),
+    ],
+)
+def test_the_format_of_a_published_shape_is_recognised(
+    shape: str, calls: str | None, reasoning: tuple[str, str] | None
+) -> None:
+    codec = TokenizersCodec(SHAPES[shape].tokenizer().to_str().encode())
+    found = recognise([template_of(shape)], codec)
+    assert (found.calls.name if found.calls else None) == calls
+    assert found.reasoning == reasoning
+    assert found.reads_tools == (shape not in ("chatml", "deepseek"))
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("<tool_call><function={{ tools }}>", None),
+        ("{{ '[TOOL_CALLS][' }}", "mistral_tekken"),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral_v13"),
+        ("{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}", None),
+        ("respond with <|tool_call|> and a list", "granite"),
+        ("<tool_call>[ ... ]</tool_call>", "smollm2"),
+        ("<｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>", "deepseek_v3.1"),  # noqa: RUF001
+    ],
+)
+def test_other_formats_are_told_apart_by_what_templates_write(
+    template: str, name: str | None
+) -> None:
+    found = recognise([template], TokenizersCodec(byte_tokenizer(["<s>"]).to_str().encode()))
+    assert (found.calls.name if found.calls else None) == name
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+@pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda one: one.name)
+def test_a_grammar_takes_what_the_format_writes_and_nothing_like_it(
+    calls: CallFormat, has_tokens: bool
+) -> None:
+    triggers = [calls.trigger] if has_tokens and calls.trigger[0] in "<[" else []
+    special, words = ["<s>"], [*THINK]
+    (words if calls.trigger[0] == "<" else special).extend(triggers)
+    tokenizer = byte_tokenizer(special, words)
+    end = tokenizer.token_to_id("<s>")
+    source = tokenizer.to_str().encode()
+    known = AnswerFormat(
+        calls=calls,
+        reasoning=THINK,
+        ids={one: tokenizer.token_to_id(one) for one in [*THINK, *triggers]},
+    )
+    constraints = GrammarConstraints(source, tokenizer.get_vocab_size(), (end,))
+
+    def takes(text: str, choice: str, name: str = "", **options: bool) -> bool:
+        options = {"is_single": False, **options}
+        grammar = tools_grammar(json_text("", TOOLS), known, choice, name, **options)
+        params = GrammarParams(kind=GrammarKind.LARK, text=grammar)
+        ids = [*tokenizer.encode(text, add_special_tokens=False).ids, end]
+        return constraints.constraint(params).fits(ids) == len(ids)
+
+    both = written(calls)
+    one = calls.begin + calls.open + "weather" + calls.middle + FIRST + calls.close + calls.end
+    for choice in (AUTO, REQUIRED):
+        assert takes(both, choice)
+        assert takes(one, choice, is_single=True)
+        assert not takes(both, choice, is_single=True)
+        assert takes(f"<think>a</think>\n\n{one}", choice)
+        assert not takes(f"<think>a{one}", choice)
+        assert takes(f"a</think>{one}", choice, is_thinking=True)
+        assert not takes(one.replace("Rome", "Bonn"), choice)
+        assert not takes(both[:-1], choice) or both[-1] in "]}"
+        assert takes("Hello", choice) == (choice == AUTO)
+    assert takes(one, REQUIRED, "weather")
+    assert not takes(one, REQUIRED, "weather_more")
+    assert not takes(both, REQUIRED, "weather")
+    assert takes(f"Hi {one}", AUTO)
+    assert not takes(f"Hi {one}", REQUIRED)
+    assert takes('{"name": "Ann", "parameters": {}}', AUTO)
+
+
+def test_schemas_are_closed_where_they_name_properties_and_a_text_of_json_has_bounded_white_space() -> (
+    None
+):
+    tokenizer = byte_tokenizer(["<s>"])
+    end, known = tokenizer.token_to_id("<s>"), AnswerFormat(calls=HERMES)
+    source = tokenizer.to_str().encode()
+    constraints = GrammarConstraints(source, tokenizer.get_vocab_size(), (end,))
+
+    def takes(parameters: object, text: str, **options: Any) -> bool:
+        tools = json_text("", [{"function": {"name": "a", "parameters": parameters}}])
+        grammar = tools_grammar(tools, known, AUTO, "", is_single=True, **options)
+        params = GrammarParams(kind=GrammarKind.LARK, text=grammar)
+        ids = [*tokenizer.encode(text, add_special_tokens=False).ids, end]
+        return constraints.constraint(params).fits(ids) == len(ids)
+
+    def call(arguments: str) -> str:
+        return f"{HERMES.open}a{HERMES.middle}{arguments}{HERMES.close}"
+
+    number = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    either = {"anyOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": {**number, "required": ["b"]}}}
+    assert takes(None, call("{}")) and not takes(None, call('{"b": 1}'))
+    assert takes(number, call('{"b": 1}')) and takes(number, call("{}"))
+    assert not takes(number, call('{"b": 1, "c": 2}'))
+    assert takes(either, call('{"b": 1}')) and not takes(either, call("{}"))
+    form = json_text("", {**number, "additionalProperties": False})
+    assert takes(None, '{ "b": 1}', schema=form) and takes(None, call("{}"), schema=form)
+    assert not takes(None, '{  "b": 1}', schema=form)
+    assert not takes(None, '{ "b": 1}', schema=form, allows_whitespace=False)
+    assert not takes(None, "text", schema=form)

@@ -1,0 +1,282 @@
+"""Calls of tools and reasoning over HTTP, and as fields of gRPC's answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from outrider.runtime.core.checks.limits import RequestLimits
+
+from tests.runtime.serving.chat.scripted import TOOLS, USER, scripted
+
+ASSISTANT = "<|im_start|>assistant\n"
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "weather_more", "arguments": {"a": 12, "b": 1}}\n</tool_call>'
+ASKED: dict[str, Any] = {"messages": USER, "tools": TOOLS, "max_tokens": 300, "temperature": 0}
+PLAIN = {"speculation": {"enabled": False, "mode": "seed_stable"}}
+DRAFTED = {"speculation": {"drafter": "model", "gamma": 3, "mode": "seed_stable"}}
+NAMED = {"type": "function", "function": {"name": "weather_more"}}
+
+
+@pytest.fixture
+def start_writing(start_http):
+    """A server whose model writes a text."""
+
+    def begin(text: str, shape: str = "qwen3", opening: str = ASSISTANT, **options: Any) -> Any:
+        return start_http(**scripted(shape, text, opening, **options))
+
+    return begin
+
+
+def called(message: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Names and arguments of a message's calls."""
+    functions = [one["function"] for one in message.get("tool_calls", [])]
+    return [(one["name"], arguments_of(one["arguments"])) for one in functions]
+
+
+def arguments_of(text: str) -> Any:
+    """What arguments say; the text of those that are cut."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def joined(events: list[Any]) -> dict[str, Any]:
+    """The message of a stream's deltas, as clients put it together."""
+    message: dict[str, Any] = {"content": None}
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            message["finish_reason"] = choice["finish_reason"]
+            for name in ("content", "reasoning_content"):
+                if name in delta and (delta[name] or name != "content"):
+                    message[name] = (message.get(name) or "") + delta[name]
+            for piece in delta.get("tool_calls", []):
+                if "id" in piece:
+                    assert piece["index"] not in calls
+                    calls[piece["index"]] = {**piece, "function": dict(piece["function"])}
+                else:
+                    function = calls[piece["index"]]["function"]
+                    function["arguments"] += piece["function"]["arguments"]
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
+
+
+async def answers(http: Any, **fields: Any) -> tuple[Any, Any]:
+    """The message of an answer, drafted and plain and streamed alike, and its usage."""
+    found = []
+    for speculation in (PLAIN, DRAFTED):
+        asked = ASKED | speculation | fields
+        whole = (await http.chat(**asked)).json()
+        events = (await http.chat(**asked, stream=True)).events()
+        message = whole["choices"][0]["message"]
+        message["finish_reason"] = whole["choices"][0]["finish_reason"]
+        streamed = joined(events)
+        found += [
+            (one["content"] or "", one.get("reasoning_content"), called(one), one["finish_reason"])
+            for one in (message, streamed)
+        ]
+    assert all(one == found[0] for one in found)
+    return message, whole["usage"]
+
+
+async def test_auto_gives_text_and_calls_apart_with_drafts_and_without(start_writing):
+    async with start_writing(f"Let me see.\n{CALL}\n{OTHER}") as http:
+        message, usage = await answers(http)
+        single, _ = await answers(http, parallel_tool_calls=False)
+        text, _ = await answers(http, tool_choice="none")
+        cut, _ = await answers(http, max_tokens=60)
+    assert (message["content"], message["finish_reason"]) == ("Let me see.", "tool_calls")
+    assert called(message) == [("weather", {"city": "Rome"}), ("weather_more", {"a": 12, "b": 1})]
+    assert len({one["id"] for one in message["tool_calls"]}) == 2
+    assert {one["type"] for one in message["tool_calls"]} == {"function"}
+    assert called(single) == [("weather", {"city": "Rome"})]
+    assert text["content"].startswith(f"Let me see.\n{CALL}") and "tool_calls" not in text
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
+    assert cut["finish_reason"] == "length" and called(cut) == [("weather", '{"city": "Rome')]
+
+
+async def test_what_is_called_follows_its_schema_whatever_the_model_writes(start_writing):
+    wrong = '<tool_call>\n{"name": "weathers", "arguments": {"city": "Bonn", "x": 1}}\n</tool_call>'
+    async with start_writing(f"I call {wrong}", "qwen25") as http:
+        auto, _ = await answers(http)
+        required, _ = await answers(http, tool_choice="required")
+        named, _ = await answers(http, tool_choice=NAMED)
+        several, _ = await answers(http, tool_choice="required", parallel_tool_calls=True)
+        sampled, _ = await answers(http, tool_choice="required", temperature=1.5, seed=4)
+    assert auto["content"] == "I call"
+    for message in (auto, required, named, several, sampled):
+        for name, arguments in called(message):
+            assert name in ("weather", "weather_more")
+            assert set(arguments) == ({"city"} if name == "weather" else {"a", "b"})
+        assert message["tool_calls"]
+    assert required["content"] is None and len(required["tool_calls"]) == 1
+    assert [name for name, _ in called(named)] == ["weather_more"]
+    assert {required["finish_reason"], named["finish_reason"]} == {"tool_calls"}
+
+
+async def test_calls_that_a_constraint_forces_take_few_passes(start_writing):
+    async with start_writing("x", "qwen25") as http:
+        asked = ASKED | PLAIN | {"tool_choice": NAMED, "return_provenance": True}
+        found = (await http.chat(**asked)).json()["choices"][0]["outrider"]
+    tokens = [one["provenance"] for one in found["tokens"]]
+    assert tokens.count("forced") >= 0.8 * len(tokens)
+
+
+async def test_an_answer_is_what_its_schema_says_or_a_call(start_writing):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for text, has_call in (('{"a": 2}', False), (CALL, True)):
+        async with start_writing(text) as http:
+            message, _ = await answers(http, response_format=asked)
+            own = (await http.chat(**ASKED, regex="[a-c]{3}")).json()["choices"][0]["message"]
+        assert bool(called(message)) == has_call
+        assert has_call or json.loads(message["content"]) == {"a": 2}
+        assert len(own["content"]) == 3
+
+
+async def test_reasoning_stands_apart_and_is_counted(start_writing):
+    async with start_writing("<think>\nhm, so\n</think>\n\nYes.") as http:
+        message, usage = await answers(http, tools=None)
+        with_tools, _ = await answers(http)
+        several = (await http.chat(**ASKED | {"tools": None, "n": 2})).json()
+    for one in (message, with_tools):
+        assert (one["reasoning_content"], one["content"]) == ("hm, so", "Yes.")
+        assert one["finish_reason"] == "stop"
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len("?\nhm, so\n?")
+    assert several["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * len(
+        "?\nhm, so\n?"
+    )
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_an_answer_that_begins_within_reasoning_ends_it_before_it_calls(
+    start_writing, choice
+):
+    calls = (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"  # noqa: RUF001
+        '{"city": "Rome"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'  # noqa: RUF001
+    )
+    text = f"hm</think>\n\n{calls}"
+    async with start_writing(text, "deepseek", "<think>\n") as http:
+        message, usage = await answers(http, tool_choice=choice, max_tokens=300)
+        header = (await http.chat(**ASKED | {"max_tokens": 1})).headers["outrider-ignored"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", None)
+    assert called(message) == [("weather", {"city": "Rome"})]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len("hm?")
+    assert header == "tools"
+
+
+@pytest.mark.parametrize(
+    ("shape", "told"), [("granite", "tool_calls"), ("chatml", "tools, tool_calls"), ("qwen3", None)]
+)
+async def test_an_answer_says_where_calls_stay_text(start_writing, shape, told):
+    opening = "<|start_of_role|>assistant<|end_of_role|>" if shape == "granite" else ASSISTANT
+    async with start_writing(CALL, shape, opening) as http:
+        answer = await http.chat(**ASKED)
+        required = await http.chat(**ASKED, tool_choice="required")
+    assert answer.headers.get("outrider-ignored") == told
+    message = answer.json()["choices"][0]["message"]
+    assert bool(called(message)) == (shape == "qwen3")
+    assert shape == "qwen3" or message["content"] == CALL
+    if shape != "qwen3":
+        assert (required.status, required.error["param"]) == (400, "tool_choice")
+        assert "format of calls is known" in required.error["message"]
+
+
+async def test_without_grammars_auto_is_read_and_required_is_refused(start_writing):
+    async with start_writing(CALL) as http:
+        constraints = http.running.serving.model.constraints
+        object.__setattr__(http.running.serving.model, "constraints", ())
+        auto, _ = await answers(http)
+        required = await http.chat(**ASKED, tool_choice="required")
+        object.__setattr__(http.running.serving.model, "constraints", constraints)
+        ignoring, _ = await answers(http, ignore_eos=True, max_tokens=len(CALL) - 20)
+    assert called(auto) == called(ignoring) == [("weather", {"city": "Rome"})]
+    assert (required.status, required.error["param"]) == (400, "tools")
+
+
+def tool(**function: Any) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": function}]
+
+
+LOOSE = {"type": "object", "properties": {"b": {"type": "array", "uniqueItems": True}}}
+REFUSED = [
+    ({"tool_choice": "required", "tools": None}, "tool_choice", "needs tools"),
+    ({"tool_choice": "sometimes"}, "tool_choice", "must be none, auto or required"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must be none"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "clock"}}},
+        "tool_choice.function.name",
+        "must be the name of one of the tools",
+    ),
+    ({"tools": tool(name="a b")}, "tools", "a name of 1..64 letters"),
+    ({"tools": tool(name="a") * 2}, "tools", "each name once"),
+    ({"tools": tool(name="a", parameters=[])}, "tools", "a JSON schema of an object"),
+    ({"tools": tool(name="a", parameters={"type": "array"})}, "tools", "of an object"),
+    ({"tools": tool(name="a", strict=True, parameters=LOOSE)}, "tools", "uniqueItems"),
+    ({"tools": tool(name="a", parameters={"d": "x" * 3000})},
+     "tools", "at most 2048 bytes"),
+    ({"tool_choice": "required", "regex": "a"}, "regex", "must be left out with tool_choice"),
+    ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
+    ({"messages": [*USER, {"role": "assistant", "tool_calls": 7}]}, "messages[1].tool_calls", "array"),
+]  # fmt: skip
+
+
+async def test_bad_tools_are_refused_by_field_and_rule(start_writing):
+    async with start_writing("Hi", limits=RequestLimits(max_grammar_bytes=256)) as http:
+        for fields, name, rule in REFUSED:
+            answer = await http.chat(**ASKED | fields)
+            assert answer.status == 400, fields
+            assert answer.error["param"] == name, answer.error
+            assert rule in answer.error["message"], answer.error
+        loose = await http.chat(
+            **ASKED | {"tools": tool(name="a", parameters=LOOSE), "max_tokens": 1}
+        )
+        schema = await http.chat(**ASKED, json_schema="[1")
+    assert loose.status == 200
+    assert (schema.status, schema.error["message"]) == (400, "json_schema: must be JSON")
+
+
+async def test_calls_and_results_go_back_in_as_templates_want_them(start_writing):
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "3 degrees"},
+    ]  # fmt: skip
+    async with start_writing("Three.") as http:
+        tokens = (await http.ask("/tokenize", {"messages": messages, "tools": TOOLS})).json()
+        asked = {"tokens": tokens["tokens"]}
+        text = (await http.ask("/detokenize", asked)).json()["prompt"]
+        message, _ = await answers(http, messages=messages)
+    assert CALL in text and "<tool_response>\n3 degrees\n</tool_response>" in text
+    assert message["content"] == "Three."
+
+
+async def test_gRPC_has_calls_and_reasoning_as_fields_where_they_are_asked_for(start_writing):
+    async with start_writing(f"<think>hm</think>\n\nSo: {CALL}") as http:
+        client = http.running.client
+        options: dict[str, Any] = {
+            "max_tokens": 300,
+            "temperature": 0.0,
+            "messages": USER,
+            "tools": TOOLS,
+        }
+        plain = await client.complete(**options)
+        apart = client.generate(**options, tool_choice="auto", parse_answer=True)
+        found = [one async for one in apart]
+        info = await client.info()
+    assert plain.text == f"<think>hm</think>\n\nSo: {CALL}"
+    assert "".join(one.text for one in found) == "So:"
+    assert "".join(one.reasoning for one in found) == "hm"
+    pieces = [piece for one in found for piece in one.tool_calls]
+    assert [one.name for one in pieces if one.name] == ["weather"]
+    assert json.loads("".join(one.arguments for one in pieces)) == {"city": "Rome"}
+    assert info.chat.tool_call_format == "hermes"
+    assert [*info.chat.reasoning_marks] == ["<think>", "</think>"]
