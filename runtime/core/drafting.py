@@ -35,8 +35,12 @@ GONE_SETTINGS: Mapping[str, str] = {
     "draws_with_replacement": "siblings of a tree always differ",
 }
 """Settings that 0.2 had, and why there is nothing to set."""
-LEAST_READ = 64
-"""Tokens at the end of a prompt that a draft model reads at least."""
+LEAST_READ, MOST_READ = 64, 256
+"""Tokens at the end of a prompt that a draft model reads at least, and at most.
+
+Qwen2.5-Coder 1.5B / 0.5B, five prompts of 1,077 tokens on average: 64 tokens keep an alpha of .79, 128 of .88, 256 of
+.90, which all of them have too.
+"""
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
 MAX_PHRASE = 16
@@ -50,13 +54,13 @@ BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
 
 def num_left_out(num_missing: int, num_remaining: int) -> int:
-    """Return how many leading tokens of a text a draft model need not read: it reads no more than it may draft.
+    """Return how many leading tokens of a text a draft model need not read: it reads as many as it may draft, within bounds.
 
     Args:
         num_missing: tokens of the text, of which it has read none.
         num_remaining: tokens that the answer may still have.
     """
-    return max(0, num_missing - max(LEAST_READ, num_remaining))
+    return max(0, num_missing - min(MOST_READ, max(LEAST_READ, num_remaining)))
 
 
 class HistoryScope(StrEnum):

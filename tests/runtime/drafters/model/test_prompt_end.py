@@ -12,7 +12,7 @@ from outrider.engines.base import EngineError, FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core import drafting
-from outrider.runtime.core.drafting import LEAST_READ, num_left_out
+from outrider.runtime.core.drafting import LEAST_READ, MOST_READ, num_left_out
 from outrider.runtime.drafters.model import prompt_end
 from outrider.runtime.drafters.model.prompt_end import PromptEndEngine
 from outrider.runtime.loop.step_context import ServedEngines
@@ -121,8 +121,9 @@ def test_a_place_that_is_not_moved_is_caught(
 def test_no_more_is_read_than_may_be_drafted() -> None:
     assert num_left_out(LEAST_READ, 1) == 0
     assert num_left_out(1000, 1) == 1000 - LEAST_READ
-    assert num_left_out(1000, 300) == 700
-    assert num_left_out(1000, 1000) == 0
+    assert num_left_out(1000, 200) == 800
+    assert num_left_out(1000, 1000) == 1000 - MOST_READ
+    assert num_left_out(200, 1000) == 0
 
 
 def harness(**settings: object) -> Harness:
