@@ -54,7 +54,7 @@ BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
 
 def num_left_out(num_missing: int, num_remaining: int) -> int:
-    """Return how many leading tokens of a text a draft model need not read: it reads as many as it may draft, within bounds.
+    """Return how many leading tokens of a text a draft model need not read: it reads as many as it may draft.
 
     Args:
         num_missing: tokens of the text, of which it has read none.

@@ -89,6 +89,14 @@ _MOST_LEXER_STATES = 20_000
 _MOST_SYMBOLS = 100_000
 
 
+# Keywords of JSON Schema: what makes one schema of several, what says which properties there are, what holds schemas
+# by name, and what holds values.
+_ALTERNATIVES = {"anyOf", "oneOf", "$ref"}
+_COMBINING = {"allOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
+_OPEN = {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
+_MAPS = {"properties", "patternProperties", "$defs", "definitions"}
+_VALUES = {"const", "enum", "default", "examples", "x-guidance"}
+
 # Between two parts of JSON: one space, or a new line with its indent. Without a bound a weak model writes spaces until
 # its answer is full.
 SPACES = {"whitespace_pattern": r" |\n( {0,64}|\t{0,32})"}
@@ -166,7 +174,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
             defaults: Any = SPACES if allows_whitespace else None
             overrides: Any = None if allows_whitespace else {"whitespace_flexible": False}
             grammar = LLMatcher.grammar_from_json_schema(
-                text, defaults=defaults, overrides=overrides
+                closed(text), defaults=defaults, overrides=overrides
             )
         elif kind == "regex":
             grammar = LLMatcher.grammar_from_regex(text)
@@ -181,6 +189,35 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
     if matcher.is_error():
         raise GrammarError(_short(matcher.get_error(), text))
     return matcher
+
+
+def closed(text: str) -> str:
+    """Return a JSON schema whose objects have the properties that they name and no others, where it says nothing of it.
+
+    To JSON Schema such objects are open, and a weak model adds properties until its answer is full. What is shorter is
+    valid for the schema too. One that combines schemas is left as it is: to close a part may leave nothing that fits.
+    """
+    try:
+        schema = json.loads(text)
+        left = [schema]
+        while left:
+            part = left.pop()
+            if not isinstance(part, dict):
+                left += part if isinstance(part, list) else ()
+                continue
+            if part.keys() & _COMBINING or ("properties" in part and part.keys() & _ALTERNATIVES):
+                return text
+            names, required = part.get("properties"), part.get("required", [])
+            if isinstance(names, dict) and not part.keys() & _OPEN and {*required} <= names.keys():
+                part["additionalProperties"] = False
+            for key, value in part.items():
+                if key in _MAPS and isinstance(value, dict):
+                    left += value.values()
+                elif key not in _VALUES:
+                    left.append(value)
+        return json.dumps(schema, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return text
 
 
 def _plain(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from outrider.runtime.core.checks.rules import check_text
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.grammar.library import SPACES
+from outrider.runtime.grammar.library import SPACES, closed
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
 from outrider.runtime.serving.chat.formats import AnswerFormat, CallFormat
 from outrider.v1 import inference_pb2 as wire
@@ -110,9 +110,7 @@ def _tool(value: Any) -> Tool:
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
         rule = "must each have parameters that are a JSON schema of an object"
         raise RequestError(TOOLS_FIELD, rule)
-    # What a tool does not name is none of its arguments, unless its schema says so.
-    closed = {"additionalProperties": False} if "properties" in schema else {}
-    return Tool(name, {"type": "object", **closed, **schema}, function.get("strict") is True)
+    return Tool(name, {"type": "object", **schema}, function.get("strict") is True)
 
 
 @lru_cache(_MOST_READ)
@@ -160,7 +158,7 @@ def tools_grammar(
 def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
     """Return a schema with the bounds on white space that it would have alone."""
     try:
-        found = json.loads(schema)
+        found = json.loads(closed(schema))
     except (ValueError, RecursionError) as error:
         raise RequestError("json_schema", "must be JSON") from error
     guidance = SPACES if allows_whitespace else {"whitespace_flexible": False}
@@ -249,7 +247,8 @@ class _Writer:
         """Return the name of the rule for a tool's arguments."""
         name = f"arguments_{self._tools.index(tool)}"
         guidance = _SPELLING if tool.is_strict else {**_SPELLING, "lenient": True}
-        rule = f"{name}: %json {json.dumps({**tool.schema, 'x-guidance': guidance})}"
+        schema = closed(json.dumps({**tool.schema, "x-guidance": guidance}))
+        rule = f"{name}: %json {schema}"
         if rule not in self.rules:
             self.rules.append(rule)
         return name

@@ -21,7 +21,7 @@ from outrider import SamplingParams
 from outrider.runtime.offline.llm import LLM
 
 BATCH, MAX_TOKENS, LIMIT_S, LIMIT_BYTES = 8, 160, 10, 1 << 30
-# What begins behind a function at the left margin.
+# What begins behind a function at the left margin; a request stops at eight strings at most, the rest is cut off.
 ENDS = [
     "\ndef ",
     "\nclass ",
@@ -73,7 +73,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     tasks = [json.loads(line) for line in options.tasks.read_text().splitlines()]
     tasks = tasks[: options.num_tasks]
-    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, stop=ENDS)
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, stop=ENDS[:8])
     for path in options.bundles:
         file = options.work / f"{path.name}.humaneval.jsonl"
         lines = file.read_text().splitlines() if file.exists() else []
@@ -88,6 +88,8 @@ def main() -> None:
                     answers = llm.generate([task["prompt"] for task in batch], params)
                     for task, answer in zip(batch, answers, strict=True):
                         text = answer.outputs[0].text
+                        for end in ENDS[8:]:
+                            text = text.partition(end)[0]
                         result = {
                             "task": task["task_id"],
                             "passes": passes(task, text),
