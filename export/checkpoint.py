@@ -26,7 +26,12 @@ from outrider.export.weights.mapped import give_weights
 from outrider.export.weights.packed.matrices import PackedLayout, packed_layout
 from outrider.export.weights.packed.model import load_unpacked
 from safetensors import SafetensorError, safe_open
-from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.utils import logging as transformers_logging
@@ -215,11 +220,11 @@ def open_checkpoint(
     task = task_of(path.name, config)
     part = text_part(config)
     whole, config = (None, config) if part is None else (config, part)
-    model_config = _model_config(path, config)
-    if whole is not None:
-        refuse_other_part(path.name, whole, config)
+    model_config = _model_config(path, config, whole)
     if task == TEXT_GENERATION:
         refuse_untraceable(path.name, config, model_config)
+    if whole is not None:
+        refuse_other_part(path.name, whole, config)
     if max_context is not None:
         _refuse_limits(path.name, model_config, max_context)
     if model_config.source is not None:
@@ -238,9 +243,13 @@ def open_checkpoint(
     return opened if max_context is None else opened.within(max_context)
 
 
-def _model_config(path: Path, config: PretrainedConfig) -> ModelConfig:
+def _model_config(
+    path: Path, config: PretrainedConfig, whole: PretrainedConfig | None
+) -> ModelConfig:
+    # As Transformers does: of the whole model before its text part.
+    ends = GenerationConfig(eos_token_id=getattr(whole, "eos_token_id", None))
     try:
-        return read_model_config(config, read_generation_config(path))
+        return read_model_config(config, read_generation_config(path) or ends)
     except AttributeError as error:
         raise BundleError(
             f"{path.name}: {config.model_type} names a size otherwise: {error}"

@@ -45,6 +45,7 @@ _SPEECH_FIELDS = ("speech_encoder_layers", "num_mel_bins", "feature_projection_i
 _BY_NAME = {
     "cohere_compass_text": "turns positions of three axes, by angles that no table of positions holds",
     "paligemma": "lets the tokens of a prompt see later ones",
+    "shieldgemma2": "classifies images",
 }
 _NO_INTERFACE = "does not attend through the attention interface of Transformers"
 

@@ -140,8 +140,10 @@ class _Export:
     def run(self) -> tuple[ModelEntry, dict[str, object]]:
         """Return the entry of the manifest and the certificate."""
         part, sizes, model_config = self._part, self._sizes, self._model_config
-        whole = part.checkpoint.whole
-        self._tell(f"loading {(whole or part.checkpoint.config).model_type}")
+        name, whole = part.checkpoint.config.model_type, part.checkpoint.whole
+        if whole is not None:
+            name = f"{whole.model_type}, of which the text part is exported: images are refused"
+        self._tell(f"loading {name}")
         halved = self._half_logits()
         model = part.checkpoint.load()
         self._tell("computing what it answers, to compare with")
@@ -179,7 +181,6 @@ class _Export:
         if exact is not own:
             certificate[ACCEPTED_PARITY] = exact.accepted
         if whole is not None:
-            self._tell("this is its text part: requests with images are refused")
             certificate[TEXT_PART_OF] = whole.model_type
         return self._entry(), certificate
 

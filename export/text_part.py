@@ -31,9 +31,7 @@ _AXES = ("mrope_section", "mrope_interleaved")
 # What they always do, and a causal class by a field of its own.
 _ALWAYS = {"norm_topk_prob": True}
 # What causal classes do to their logits and whole models, which have a head of their own, do not.
-_UNTOUCHED = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0}
-# The whole model's, where it has them, are what it is trained to end with.
-_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_SCALES = ("logit_scale", "logits_scaling")
 
 
 def text_part(config: PretrainedConfig) -> PretrainedConfig | None:
@@ -46,12 +44,9 @@ def text_part(config: PretrainedConfig) -> PretrainedConfig | None:
         return None
     part = copy.deepcopy(own) if kind == own.model_type else _plain(own, kind)
     part.architectures = None
-    for name, nothing in _UNTOUCHED.items():
+    for name in _SCALES:
         if hasattr(part, name):
-            setattr(part, name, nothing)
-    for name in _TOKENS:
-        if (given := getattr(config, name, None)) is not None:
-            setattr(part, name, given)
+            setattr(part, name, 1.0)
     return part
 
 
@@ -91,13 +86,16 @@ def language_model(whole: PreTrainedModel, config: PretrainedConfig) -> PreTrain
 def _take(own: nn.Module, given: nn.Module) -> None:
     """Give a module the parameters and stored buffers of another."""
     wanted, found = (one.state_dict(keep_vars=True) for one in (own, given))
-    for name in sorted(wanted.keys() ^ found.keys()):
-        raise BundleError(f"{type(own).__name__} and {type(given).__name__} differ in {name}")
+    others = [*wanted.keys() ^ found.keys()]
+    others += [
+        name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape
+    ]
+    if others:
+        differ = f"{type(own).__name__} and {type(given).__name__} differ in {min(others)}"
+        raise BundleError(f"has no language model as its configuration says ({differ})")
     for name, value in found.items():
         path, _, key = name.rpartition(".")
         module = own.get_submodule(path)
-        if wanted[name].shape != value.shape:
-            raise BundleError(f"{type(own).__name__} and {type(given).__name__} differ in {name}")
         if isinstance(value, nn.Parameter):
             module._parameters[key] = value
         else:

@@ -78,10 +78,10 @@ def refuse_other_part(name: str, whole: PretrainedConfig, config: PretrainedConf
             model = AutoModelForImageTextToText.from_config(copy.deepcopy(whole))
             language_model(model, config)
     except _FAILURES as error:
-        what = " ".join(str(error).split())[:160]
-        raise BundleError(f"{name}: {whole.model_type}: cannot be opened: {what}") from error
+        what = " ".join(str(error).split()).partition(". ")[0][:160]
+        raise BundleError(f"{name}: {whole.model_type} cannot be opened: {what}") from error
     except BundleError as error:
-        raise BundleError(f"{name}: {whole.model_type}: {error}") from error
+        raise BundleError(f"{name}: {whole.model_type} {error}") from error
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[misc]

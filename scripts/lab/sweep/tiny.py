@@ -77,6 +77,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     # As in every published checkpoint; the class's own are all attention.
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     # Queries grow with their position from this one on.
     "ministral3": {
@@ -98,9 +99,10 @@ _SPECIAL |= {
     kind: {"text_config": {"rope_parameters": _AXES}}
     for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 }
+_SPECIAL["gemma3n"] = {"text_config": _SPECIAL["gemma3n_text"]}
 _SPECIAL["qwen2_vl"] |= {"vision_config": {"depth": 2, "embed_dim": 64}}
 # Classes whose own sizes will do, since none of their models is ever made.
-_AS_THEY_ARE = frozenset({"dots3_note"})
+_AS_THEY_ARE = frozenset({"dots3_note", "fast_vlm", "inkling2", "nemotron_h_omni", "perception_lm"})
 # Sizes that a class has and lets nobody set, or that must fit others.
 _UNSET: dict[str, tuple[str, ...]] = {
     "prophetnet": ("num_hidden_layers",),
