@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
+from outrider.export import text_part
 from outrider.export.certificate.certify import certify_bundle
 from outrider.export.certificate.reference import reference_logits
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from scripts.lab.sweep.tiny import MAX_CONTEXT, random_model, save_checkpoint, tiny_config
 from tests.conftest import VOCAB_SIZE, write_tokenizer
 from tests.export.weights.packed_models import Packing, pack_folder
+from tests.mutants import put_in
 
 FAMILIES = {
     "gemma3": "Gemma3ForCausalLM",
@@ -70,6 +73,18 @@ def test_a_text_part_answers_as_the_whole_model_does(family: str, folder: Path) 
     # Not copied: an export of a large one holds it once.
     shared = {one.data_ptr() for one in whole.parameters()}
     assert {one.data_ptr() for one in part.parameters()} <= shared
+
+
+def test_stored_buffers_are_those_of_the_whole_model(folder: Path) -> None:
+    """Kimi K2.5 chooses experts by biases that are no parameters."""
+    whole = random_model(tiny_config("kimi_k25"))
+    biases = [one for name, one in whole.named_buffers() if "e_score_correction_bias" in name]
+    for bias in biases:
+        bias.copy_(torch.linspace(1, 0, len(bias)))
+    whole.save_pretrained(folder)
+    checkpoint = opened(folder)
+    part = checkpoint.decoder_of(checkpoint.load())
+    assert biases and np.array_equal(reference_logits(part, TEXTS), reference_logits(whole, TEXTS))
 
 
 def test_later_names_of_weights_are_read_too(folder: Path) -> None:
@@ -170,9 +185,9 @@ def test_what_has_no_text_part_to_export_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def save_with_tokens(folder: Path, seed: int) -> None:
+def save_with_tokens(folder: Path, seed: int, family: str = "gemma3") -> None:
     """Write a whole model, and a tokenizer that fits it."""
-    config = tiny_config("gemma3")
+    config = tiny_config(family)
     config.text_config.vocab_size = VOCAB_SIZE
     random_model(config, seed).save_pretrained(folder)
     write_tokenizer(folder)
@@ -192,3 +207,15 @@ def test_a_bundle_says_what_it_is_the_text_part_of(
     save_with_tokens(tmp_path / "other", seed=6)
     with pytest.raises(BundleError, match="differs by"):
         certify_bundle(bundle, {"target": tmp_path / "other"})
+
+
+def test_a_part_that_answers_otherwise_than_the_whole_model_is_refused(
+    export_small: Callable[..., Bundle], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its norms with the epsilon that the causal class has by itself, 1e-6 for 1e-5."""
+    save_with_tokens(folder, seed=5, family="qwen2_5_vl")
+    put_in(
+        monkeypatch, text_part, "own.to_dict() | _ALWAYS", 'own.to_dict() | {"rms_norm_eps": 1e-6}'
+    )
+    with pytest.raises(BundleError, match="differ"):
+        export_small(target=folder)
