@@ -128,11 +128,7 @@ class Checkpoint:
         return model.eval()
 
     def decoder_of(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Return what is exported of the loaded model: its text part, which shares its weights, or itself.
-
-        Raises:
-            BundleError: the text part is another than its configuration says.
-        """
+        """Return what is exported of the loaded model: its text part, which shares its weights, or itself."""
         return model if self.whole is None else language_model(model, self.config)
 
     def _from_files(

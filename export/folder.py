@@ -16,15 +16,7 @@ _CONFIG_FILE = "config.json"
 _GENERATION_FILE = "generation_config.json"
 _INDEX_FILE = "model.safetensors.index.json"
 # What configurations raise at fields that they do not like.
-_WRONG_FIELDS = (
-    AttributeError,
-    ImportError,  # of a library that a part of a model wants
-    KeyError,
-    OSError,
-    StrictDataclassError,
-    TypeError,
-    ValueError,
-)
+_WRONG_FIELDS = (AttributeError, KeyError, OSError, StrictDataclassError, TypeError, ValueError)
 
 
 def read_config(path: Path) -> PretrainedConfig:

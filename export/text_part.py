@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 
 import torch
-from outrider.engines.base import BundleError
 from torch import nn
 from transformers import (
     CONFIG_MAPPING,
@@ -72,7 +71,7 @@ def language_model(whole: PreTrainedModel, config: PretrainedConfig) -> PreTrain
         config: what ``text_part`` returns of its configuration.
 
     Raises:
-        BundleError: its language model has other weights than ``config``'s class.
+        ValueError: its language model has other weights than ``config``'s class.
     """
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(
@@ -85,18 +84,15 @@ def language_model(whole: PreTrainedModel, config: PretrainedConfig) -> PreTrain
 
 def _take(own: nn.Module, given: nn.Module) -> None:
     """Give a module the parameters and stored buffers of another."""
-    wanted, found = (one.state_dict(keep_vars=True) for one in (own, given))
-    others = [*wanted.keys() ^ found.keys()]
-    others += [
-        name for name in wanted.keys() & found.keys() if wanted[name].shape != found[name].shape
-    ]
-    if others:
-        differ = f"{type(own).__name__} and {type(given).__name__} differ in {min(others)}"
-        raise BundleError(f"has no language model as its configuration says ({differ})")
+    found = given.state_dict(keep_vars=True)
+    shapes = (
+        {(name, one.shape) for name, one in held.items()} for held in (own.state_dict(), found)
+    )
+    if others := set.symmetric_difference(*shapes):
+        what = f"{type(own).__name__} and {type(given).__name__} differ in {min(others)[0]}"
+        raise ValueError(f"its language model is not as its configuration says ({what})")
     for name, value in found.items():
         path, _, key = name.rpartition(".")
         module = own.get_submodule(path)
-        if isinstance(value, nn.Parameter):
-            module._parameters[key] = value
-        else:
-            module._buffers[key] = value
+        held = module._parameters if key in module._parameters else module._buffers
+        held[key] = value

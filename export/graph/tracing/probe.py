@@ -80,8 +80,6 @@ def refuse_other_part(name: str, whole: PretrainedConfig, config: PretrainedConf
     except _FAILURES as error:
         what = " ".join(str(error).split()).partition(". ")[0][:160]
         raise BundleError(f"{name}: {whole.model_type} cannot be opened: {what}") from error
-    except BundleError as error:
-        raise BundleError(f"{name}: {whole.model_type} {error}") from error
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[misc]
