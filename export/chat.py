@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.names import (
@@ -21,12 +22,21 @@ from outrider.export.tokenizers.own import OwnTokenizer
 from transformers import GenerationConfig
 from transformers.utils.chat_template_utils import render_jinja_template
 
-# Where Transformers finds templates: beside the tokenizer, and in its configuration.
+# Where Transformers finds templates: beside the tokenizer, and in its configuration; in earlier checkpoints of models
+# that see, in a file of the processor.
 _TEMPLATE_FILE = "chat_template.jinja"
+_PROCESSOR_FILE = "chat_template.json"
 _MORE_TEMPLATES = "additional_chat_templates"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 # Names become files of the bundle.
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_PROBE = "outrider"
+# Templates of models that see may know a content as a list of parts only, and leave out one that is a text.
+_TEXTS_AS_PARTS = (
+    "{%- set given = namespace(messages=[]) -%}{%- for one in messages -%}{%- set given.messages = given.messages + "
+    "[dict(one, content=[{'type': 'text', 'text': one.content}]) if one.content is string else one] -%}{%- endfor -%}"
+    "{%- set messages = given.messages %}{{ '' }}"
+)
 
 
 def write_chat(path: Path, out: Path) -> None:
@@ -43,7 +53,7 @@ def write_chat(path: Path, out: Path) -> None:
     if not _has_template(path):
         return
     own = OwnTokenizer(path)
-    templates = own.chat_templates()
+    templates = _of_processor(path) or own.chat_templates()
     if not templates:
         rule = f"Transformers does not find its chat template: {_TOKENIZER_CONFIG} must say how to open it"
         raise BundleError(f"{path.name}: {rule}")
@@ -51,8 +61,9 @@ def write_chat(path: Path, out: Path) -> None:
     for name, source in templates.items():
         _check_template(path.name, name, source)
         file = out / CHAT_FOLDER / f"{name}{TEMPLATE_SUFFIX}"
+        before = _TEXTS_AS_PARTS if _knows_parts_only(source) else ""
         # Byte for byte, whatever ends the lines.
-        file.write_bytes(source.encode())
+        file.write_bytes((before + source).encode())
     tokens = {"special_tokens": own.special_tokens(), "control_tokens": own.control_tokens()}
     _write_json(out / CHAT_TOKENS_FILE, tokens)
 
@@ -74,13 +85,38 @@ def _has_template(path: Path) -> bool:
     """Return whether a checkpoint may have a chat template: opening its tokenizer takes seconds."""
     if (path / _TEMPLATE_FILE).is_file() or (path / _MORE_TEMPLATES).is_dir():
         return True
-    config = path / _TOKENIZER_CONFIG
-    if not config.is_file():
-        return False
+    return any(_template_in(path / name) for name in (_TOKENIZER_CONFIG, _PROCESSOR_FILE))
+
+
+def _template_in(file: Path) -> Any:
+    """Return what a JSON file says of chat templates; None where it says nothing, or does not exist."""
+    if not file.is_file():
+        return None
     try:
-        return bool(json.loads(config.read_text(encoding="utf-8")).get("chat_template"))
+        return json.loads(file.read_text(encoding="utf-8")).get("chat_template")
     except (ValueError, AttributeError) as error:
-        raise BundleError(f"{path.name}: {_TOKENIZER_CONFIG} is not a JSON object") from error
+        raise BundleError(f"{file.parent.name}: {file.name} is not a JSON object") from error
+
+
+def _of_processor(path: Path) -> dict[str, str]:
+    """Return the template of an earlier checkpoint's processor, which Transformers takes before the tokenizer's."""
+    found = None if (path / _TEMPLATE_FILE).is_file() else _template_in(path / _PROCESSOR_FILE)
+    return {"default": found} if isinstance(found, str) else {}
+
+
+def _knows_parts_only(source: str) -> bool:
+    """Return whether a template shows the text of a content of parts, and none of a content that is a text."""
+
+    def shows(content: Any) -> bool:
+        messages = [{"role": "user", "content": content}]
+        try:
+            texts, _ = render_jinja_template(conversations=[messages], chat_template=source)
+        # What templates refuse or fail on is theirs to say.
+        except Exception:
+            return False
+        return _PROBE in texts[0]
+
+    return shows([{"type": "text", "text": _PROBE}]) and not shows(_PROBE)
 
 
 def _check_template(checkpoint: str, name: str, source: str) -> None:

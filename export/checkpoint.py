@@ -17,15 +17,21 @@ from outrider.engines.base import BundleError
 from outrider.export.folder import check_weight_files, read_config, read_generation_config
 from outrider.export.gguf.folder import GGUF
 from outrider.export.gguf.model import load_stored
+from outrider.export.graph.tracing.probe import refuse_other_part, refuse_untraceable
 from outrider.export.kinds import TEXT_GENERATION, task_of
 from outrider.export.model_config import EncoderConfig, ModelConfig, read_model_config
-from outrider.export.probe import refuse_untraceable
+from outrider.export.text_part import language_model, text_part
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT16
 from outrider.export.weights.mapped import give_weights
 from outrider.export.weights.packed.matrices import PackedLayout, packed_layout
 from outrider.export.weights.packed.model import load_unpacked
 from safetensors import SafetensorError, safe_open
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForImageTextToText,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.utils import logging as transformers_logging
@@ -44,6 +50,7 @@ class Checkpoint:
         task: that opens it.
         packed: how its weights are packed as integers; None where they are not.
         is_gguf: whether its matrices are in a GGUF file.
+        whole: configuration of the model that ``config`` is the text part of; None where it is the whole.
     """
 
     path: Path
@@ -52,6 +59,7 @@ class Checkpoint:
     task: str
     packed: PackedLayout | None = None
     is_gguf: bool = False
+    whole: PretrainedConfig | None = None
 
     def within(self, max_context: int) -> Checkpoint:
         """Return the checkpoint for texts of so many tokens at most, from which a wider window hides nothing."""
@@ -81,7 +89,7 @@ class Checkpoint:
         return BFLOAT16 if "BF16" in self._stored_kinds() else FLOAT16
 
     def load(self) -> PreTrainedModel:
-        """Return the model in evaluation mode; ``weights.mapped`` runs it.
+        """Return the whole model in evaluation mode; ``weights.mapped`` runs it.
 
         Weights that are all stored in one type of 16 bits keep it, and stay in their files, mapped. All else is
         float32, with the numbers of a model that is loaded as float32; packed integers become what they stand for.
@@ -101,14 +109,16 @@ class Checkpoint:
         return wide.eval()
 
     def load_as(self, kind: torch.dtype) -> PreTrainedModel:
-        """Return the model in evaluation mode, with all that it computes in one type.
+        """Return the whole model in evaluation mode, with all that it computes in one type.
 
         Raises:
             BundleError: weights are missing or unreadable (only safetensors are read).
         """
-        model_class = TasksManager.get_model_class_for_task(
-            self.task, model_type=self.config.model_type, library="transformers"
-        )
+        model_class = AutoModelForImageTextToText
+        if self.whole is None:
+            model_class = TasksManager.get_model_class_for_task(
+                self.task, model_type=self.config.model_type, library="transformers"
+            )
         try:
             with _quiet_transformers():
                 model, report = self._from_files(model_class, kind)
@@ -117,6 +127,10 @@ class Checkpoint:
         self._refuse_unlike(report)
         return model.eval()
 
+    def decoder_of(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Return what is exported of the loaded model: its text part, which shares its weights, or itself."""
+        return model if self.whole is None else language_model(model, self.config)
+
     def _from_files(
         self, model_class: Any, kind: torch.dtype
     ) -> tuple[PreTrainedModel, Mapping[str, Any]]:
@@ -124,7 +138,8 @@ class Checkpoint:
         if self.is_gguf:
             return load_stored(model_class, self.config, self.path, kind)
         if self.packed is not None:
-            return load_unpacked(model_class, self.config, self.path, self.packed, kind)
+            whole = self.whole or self.config
+            return load_unpacked(model_class, whole, self.path, self.packed, kind)
         found: tuple[PreTrainedModel, Mapping[str, Any]] = model_class.from_pretrained(
             self.path,
             dtype=kind,
@@ -191,17 +206,21 @@ def open_checkpoint(
             as many positions as the encoder knows where these are fewer.
 
     Raises:
-        BundleError: a kind that cannot be exported (see ``kinds`` and ``probe``), weights quantised in a way that is
-            not read, fewer positions than ``max_context`` or ``max_source``, or a broken folder; says which.
+        BundleError: a kind that cannot be exported (see ``kinds`` and ``graph.tracing.probe``), weights quantised in a
+            way that is not read, fewer positions than ``max_context`` or ``max_source``, a broken folder; says which.
     """
     config = read_config(path)
     quantization = getattr(config, "quantization_config", None) or {}
     is_gguf = quantization.get("quant_method") == GGUF
     packed = None if is_gguf else packed_layout(path.name, quantization or None)
     task = task_of(path.name, config)
-    model_config = _model_config(path, config)
+    part = text_part(config)
+    whole, config = (None, config) if part is None else (config, part)
+    model_config = _model_config(path, config, whole)
     if task == TEXT_GENERATION:
         refuse_untraceable(path.name, config, model_config)
+    if whole is not None:
+        refuse_other_part(path.name, whole, config)
     if max_context is not None:
         _refuse_limits(path.name, model_config, max_context)
     if model_config.source is not None:
@@ -215,13 +234,18 @@ def open_checkpoint(
         task=task,
         packed=packed,
         is_gguf=is_gguf,
+        whole=whole,
     )
     return opened if max_context is None else opened.within(max_context)
 
 
-def _model_config(path: Path, config: PretrainedConfig) -> ModelConfig:
+def _model_config(
+    path: Path, config: PretrainedConfig, whole: PretrainedConfig | None
+) -> ModelConfig:
+    # As Transformers does: of the whole model before its text part.
+    ends = GenerationConfig(eos_token_id=getattr(whole, "eos_token_id", None))
     try:
-        return read_model_config(config, read_generation_config(path))
+        return read_model_config(config, read_generation_config(path) or ends)
     except AttributeError as error:
         raise BundleError(
             f"{path.name}: {config.model_type} names a size otherwise: {error}"

@@ -10,6 +10,7 @@ import transformers
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
 from outrider.export.model_config import has_experts
+from outrider.export.text_part import text_part, whole_class
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -40,9 +41,11 @@ _EXPERT_FIELDS = ("num_experts", "num_local_experts")
 # Likewise where a token of a source attends to some of it only.
 _SPARSE_FIELDS = ("local_radius", "attention_window", "block_size", "num_global_tokens")
 _SPEECH_FIELDS = ("speech_encoder_layers", "num_mel_bins", "feature_projection_input_dim")
-# What only a traced graph would tell.
-_UNTRACEABLE = {
-    "cohere_compass_text": "turns positions of three axes, by angles that no table of positions holds"
+# What only a traced graph would tell, or none.
+_BY_NAME = {
+    "cohere_compass_text": "turns positions of three axes, by angles that no table of positions holds",
+    "paligemma": "lets the tokens of a prompt see later ones",
+    "shieldgemma2": "classifies images",
 }
 _NO_INTERFACE = "does not attend through the attention interface of Transformers"
 
@@ -62,17 +65,26 @@ def _why_not(config: PretrainedConfig) -> str:
     """Return why a checkpoint cannot be exported, as far as its configuration tells; empty where it can."""
     if config.is_encoder_decoder:
         return _why_no_sources(config)
-    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    part = text_part(config)
+    decoder = part or config
+    if decoder.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return "is not a causal decoder of Transformers"
-    if reason := _UNTRACEABLE.get(config.model_type):
-        return reason
     return (
-        _why_other_task(config)
-        or _why_composite(config)
-        or _why_no_cache(config)
-        or _why_no_interface(config)
-        or _why_other_experts(config)
+        _BY_NAME.get(config.model_type)
+        or _BY_NAME.get(decoder.model_type)
+        or (_why_other_task(config) if part is None else _why_other_whole(config))
+        or (_why_composite(config) if part is None else "")
+        or _why_no_cache(decoder)
+        or _why_no_interface(decoder)
+        or _why_other_experts(decoder)
     )
+
+
+def _why_other_whole(config: PretrainedConfig) -> str:
+    """Return which class wrote a model of several, where it is not the one whose text part is opened."""
+    expected = whole_class(config)
+    others = [one for one in config.architectures or () if one != expected]
+    return f"is written by {others[0]}, not by {expected}" if others else ""
 
 
 def _why_other_task(config: PretrainedConfig) -> str:
@@ -100,7 +112,7 @@ def _why_composite(config: PretrainedConfig) -> str:
     ]
     if not parts:
         return ""
-    return f"is made of several models ({', '.join(sorted(parts))}); only a model of text alone is exported"
+    return f"is made of several models ({', '.join(sorted(parts))}), without a language model that is known"
 
 
 def _why_no_cache(config: PretrainedConfig) -> str:

@@ -95,7 +95,7 @@ def read_model_config(
         head_size=latent_size or _head_size(config, sizes),
         vocab_size=vocab_size,
         max_position=max_position,
-        window=_window(config),
+        window=window_of(config),
         # Default ids of an architecture may lie outside a smaller vocabulary.
         eos_token_ids=tuple(sorted(i for i in eos_ids if 0 <= i < vocab_size)),
         bos_token_id=_token_id(config, "bos_token_id", vocab_size),
@@ -194,7 +194,8 @@ def _max_position(config: PretrainedConfig) -> tuple[int, str]:
     return min([*limits, (own, "")], key=itemgetter(0))
 
 
-def _window(config: PretrainedConfig) -> int | None:
+def window_of(config: PretrainedConfig) -> int | None:
+    """Return the tokens that layers with a sliding window see; None where all see everything."""
     window = getattr(config, "sliding_window", None)
     layer_types = getattr(config, "layer_types", None)
     if layer_types is not None:

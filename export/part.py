@@ -8,7 +8,13 @@ from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE, SourceEntry
-from outrider.engines.bundle.manifest import ACCEPTED_PARITY, NO_DEVICE, W8A8, ModelEntry
+from outrider.engines.bundle.manifest import (
+    ACCEPTED_PARITY,
+    NO_DEVICE,
+    TEXT_PART_OF,
+    W8A8,
+    ModelEntry,
+)
 from outrider.engines.bundle.names import DEVICE_FILE, MODEL_FILE
 from outrider.export.certificate.certify import CHAIN_FILES, certify, prepare
 from outrider.export.certificate.half_loss import half_bound, half_logits
@@ -134,7 +140,10 @@ class _Export:
     def run(self) -> tuple[ModelEntry, dict[str, object]]:
         """Return the entry of the manifest and the certificate."""
         part, sizes, model_config = self._part, self._sizes, self._model_config
-        self._tell(f"loading {part.checkpoint.config.model_type}")
+        name, whole = part.checkpoint.config.model_type, part.checkpoint.whole
+        if whole is not None:
+            name = f"{whole.model_type}, of which the text part is exported: images are refused"
+        self._tell(f"loading {name}")
         halved = self._half_logits()
         model = part.checkpoint.load()
         self._tell("computing what it answers, to compare with")
@@ -151,7 +160,7 @@ class _Export:
         halves = None
         if halved is not None:
             halves = half_bound(reference, halved, part.checkpoint, max_gamma=sizes.max_gamma)
-        self._write_graphs(model)
+        self._write_graphs(part.checkpoint.decoder_of(model))
         del model  # and its pages, which would stand beside those of the graphs
         self._tell("comparing with the checkpoint")
         if part.weights == FLOAT32:
@@ -171,6 +180,8 @@ class _Export:
             certificate[NO_DEVICE] = no_device
         if exact is not own:
             certificate[ACCEPTED_PARITY] = exact.accepted
+        if whole is not None:
+            certificate[TEXT_PART_OF] = whole.model_type
         return self._entry(), certificate
 
     def _why_no_device(self) -> str:

@@ -32,6 +32,8 @@ DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
 W8A8 = "w8a8"
 ACCEPTED_PARITY = "accepted_parity"
 """In a model's certificate: the difference from its checkpoint that was accepted beyond what rounding explains."""
+TEXT_PART_OF = "text_part_of"
+"""In a model's certificate: the kind of the whole model, where it is the text part of one that reads more than text."""
 NO_DEVICE = "no_device"
 """In a model's certificate: why it has no graphs for accelerators, where its weights do not say."""
 

@@ -18,7 +18,7 @@ from outrider.engines.reference.torch_engine import tree_logits
 from outrider.engines.trees import path_to
 from outrider.export.certificate.doubles import Doubles
 from outrider.export.certificate.feeds import Sources
-from outrider.export.model_config import read_model_config
+from outrider.export.model_config import window_of
 from outrider.export.weights.mapped import read, widened
 from transformers import DynamicCache, PreTrainedModel
 
@@ -85,7 +85,7 @@ class Reference:
     ) -> None:
         self._model: PreTrainedModel | None = model
         self._load = load
-        self._window = read_model_config(model.config).window
+        self._window = window_of(model.config.get_text_config(decoder=True))
         self._known: dict[tuple[object, ...], Logits] = {}
 
     def logits(self, sequences: IntArray, sources: Sources | None = None) -> Logits:

@@ -71,6 +71,8 @@ def values_of(found: wire.GetServerInfoResponse) -> dict[str, Any]:
 
 def table(found: wire.GetServerInfoResponse) -> Iterator[str]:
     """Yield the lines of a table: what is served, how it drafts, limits, load."""
+    from outrider.engines.bundle.manifest import TEXT_PART_OF
+
     limits, speculation, load = found.limits, found.speculation, found.load
     gamma = f"up to {speculation.default_gamma}, chosen step by step"
     rows = {
@@ -94,6 +96,8 @@ def table(found: wire.GetServerInfoResponse) -> Iterator[str]:
         "output tokens": f"{limits.default_max_tokens} by default, at most {limits.max_tokens}",
         "prefix cache": f"{limits.prefix_cache_bytes / 2**20:.0f} MiB",
     }
+    if whole := json.loads(found.certificate_json or "{}").get("target", {}).get(TEXT_PART_OF):
+        rows["model"] += f", the text part of {whole}: images are refused"
     if found.HasField("text_to_text"):
         rows["source"] = f"at most {limits.max_source_tokens} tokens"
     if speculation.HasField("control") and speculation.control.HasField("speed_up"):

@@ -131,6 +131,46 @@ def test_named_templates_keep_their_names(is_folder: bool, checkpoint: Path, out
         assert encoder.render(chat, 999) == wanted
 
 
+# Of Llava's: a content that is a text would vanish.
+PARTS_ONLY = (
+    "\n{% for message in messages %}{{ message.role | upper }}:"
+    "{% for one in message['content'] | selectattr('type', 'equalto', 'image') %}<image>{% endfor %}"
+    "{% for one in message['content'] | selectattr('type', 'equalto', 'text') %} {{ one['text'] }}{% endfor %}"
+    "{{ message.name }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "chat_template.json"])
+def test_a_template_that_knows_parts_only_gets_texts_as_parts(
+    place: str, checkpoint: Path, out: Path
+) -> None:
+    is_json = place.endswith("json")
+    text = json.dumps({"chat_template": PARTS_ONLY}) if is_json else PARTS_ONLY
+    (checkpoint / place).write_text(text)
+    give_template(checkpoint, "the language model's own, which the processor's wins over")
+    write_chat(checkpoint, out)
+    files = read_chat(bundle_of(out))
+    assert files is not None and files.templates["default"].endswith(PARTS_ONLY)
+    messages = [{"role": "user", "content": "Hello", "name": "!"}, {"role": "a", "content": []}]
+    parts = [{"type": "text", "text": "Hello"}]
+    own = AutoTokenizer.from_pretrained(checkpoint)
+    wanted = own.apply_chat_template(
+        [messages[0] | {"content": parts}, messages[1]], chat_template=PARTS_ONLY, tokenize=False
+    )
+    assert wanted == "\nUSER: Hello!A:"
+    encoder = ChatEncoder(files, TokenizersCodec(checkpoint / "tokenizer.json"))
+    for first in (
+        ChatMessage(role="user", content="Hello", fields='{"name": "!"}'),
+        ChatMessage(role="user", fields=json.dumps({"content": parts, "name": "!"})),
+    ):
+        others = (ChatMessage(role="a", fields='{"content": []}'),)
+        assert encoder.render(ChatParams(messages=(first, *others)), 999) == wanted
+    going_on = ChatParams(messages=CHAT.messages, continues_final=True)
+    assert encoder.render(going_on, 999) == "\nUSER: Hello"
+    many = ChatParams(messages=CHAT.messages * 1024)
+    assert encoder.render(many, 99_999).count("USER: Hello") == 1024
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

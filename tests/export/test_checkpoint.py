@@ -32,7 +32,7 @@ def write_config(folder: Path, family: str, **fields: object) -> Path:
         ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}, "for text-classification"),
         ("llama", {"architectures": ["OwnLlama"]}, "OwnLlama, which Transformers does not know"),
         ("bert", {"architectures": ["BertForPreTraining"]}, "but a BertForPreTraining"),
-        ("gemma3", {}, "several models.*text_config, vision_config"),
+        ("moshi", {}, "several models.*audio_encoder_config"),
         ("gemma4_text", {}, "caches differ in size"),
         ("doge", {}, "builds its own attention mask"),
         ("diffllama", {}, "attends 32 times in 16 layers"),

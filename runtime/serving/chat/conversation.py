@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.core.params import ChatMessage, ChatParams
 from outrider.runtime.serving.chat.control_token_escaping import ControlTokenEscaping, guarded
 
@@ -37,6 +37,8 @@ _OWN_VARIABLES = {
     "tools": TOOLS_FIELD,
     "add_generation_prompt": "chat.add_generation_prompt",
 }
+# Words in the type or in a key of a part that is no text.
+_MEDIA = ("image", "video", "audio")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -166,8 +168,18 @@ def _message(message: ChatMessage) -> dict[str, Any]:
         raise RequestError(FIELDS_FIELD, "must not have role: use chat.messages.role")
     if "content" in fields and message.content:
         raise RequestError(FIELDS_FIELD, "must not have content where chat.messages.content is set")
+    _refuse_media(fields.get("content"))
     whole = {"role": message.role, "content": message.content, **fields}
     return {name: value for name, value in whole.items() if value is not None}
+
+
+def _refuse_media(content: Any) -> None:
+    """Refuse parts of a content that a template would write a placeholder for, which nothing is put into."""
+    for part in content if isinstance(content, list) else []:
+        words = " ".join([*part, str(part.get("type"))]) if isinstance(part, dict) else ""
+        if any(medium in words for medium in _MEDIA):
+            rule = "must have a content of texts: this server reads no images, audio or video"
+            raise UnsupportedOption(FIELDS_FIELD, rule)
 
 
 def _objects(field: str, values: list[Any] | None) -> list[dict[str, Any]] | None:

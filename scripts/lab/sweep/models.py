@@ -15,19 +15,26 @@ from typing import Annotated
 
 import torch
 import typer
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from outrider.export.text_part import text_part
+from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from scripts.lab.sweep.cell import try_architecture
 from scripts.lab.sweep.record import BROKEN, RECORD, Outcome, read_record, write_record
-from scripts.lab.sweep.table import write_table
+from scripts.lab.sweep.table import reads_images, write_table
 
 _TIME_LIMIT_S = 300
 _MEMORY_BYTES = 12 << 30
 
 
 def architectures() -> list[str]:
-    """Return the names of all causal-LM architectures that Transformers knows."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    """Return the names of all causal-LM architectures that Transformers knows, and of models with a text part."""
+    others = filter(reads_images, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    wholes = [name for name in others if text_part(CONFIG_MAPPING[name]()) is not None]
+    return sorted([*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *wholes])
 
 
 def in_a_process(

@@ -3,36 +3,62 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
 from scripts.lab.sweep.record import BROKEN, EXPORTED, REFUSED, Outcome
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+_PAGE_WIDTH = 120
 _BEGIN, _END = "<!-- sweep -->", "<!-- end of sweep -->"
+
+
+def reads_images(name: str) -> bool:
+    """Return whether an architecture is of models that read images too, and not among the causal ones."""
+    return (
+        name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
 
 
 def table(outcomes: Mapping[str, Outcome]) -> str:
     """Return what came of all architectures, in Markdown: those exported by name, those refused by reason."""
     exported = [one for one in outcomes.values() if one.outcome == EXPORTED]
+    parts = [one.name for one in exported if reads_images(one.name)]
+    causal = [one.name for one in exported if not reads_images(one.name)]
     refused = [one for one in outcomes.values() if one.outcome == REFUSED]
     broken = [one.name for one in outcomes.values() if one.outcome == BROKEN]
+    num_wholes = sum(map(reads_images, outcomes))
     worst = max((one.difference or 0.0 for one in exported), default=0.0)
     by_reason: dict[str, list[str]] = defaultdict(list)
     for one in refused:
-        by_reason[_reason(one)].append(one.name)
-    rows = sorted(by_reason.items(), key=lambda row: (-len(row[1]), row[0]))
+        by_reason[f"refused: {_reason(one)}"].append(one.name)
+    by_size = sorted(by_reason.items(), key=lambda row: (-len(row[1]), row[0]))
+    rows = [
+        ("**exported**", causal),
+        ("**text part exported**", parts),
+        *by_size,
+        ("**broken**", broken),
+    ]
+    counted = (
+        f"Of {len(outcomes) - num_wholes} causal architectures {len(causal)} are exported, and of {num_wholes} "
+        f"others that read images the text parts of {len(parts)}; {len(refused)} are refused, {len(broken)} "
+        f"broken. Logits of those exported are within {worst:.1e} of the largest logit."
+    )
     return "\n".join(
         [
-            f"Of {len(outcomes)} architectures {len(exported)} are exported, {len(refused)} refused, "
-            f"{len(broken)} broken. Logits of those exported are within {worst:.1e} of the largest logit.",
+            *textwrap.wrap(counted, _PAGE_WIDTH),
             "",
             "| | architectures |",
             "|---|---|",
-            f"| **exported** | {_names([one.name for one in exported])} |",
-            *(f"| refused: {reason} | {_names(names)} |" for reason, names in rows),
-            *([f"| **broken** | {_names(broken)} |"] if broken else []),
+            *(f"| {what} | {_names(names)} |" for what, names in rows if names),
         ]
     )
 

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from outrider.export.text_part import text_part
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -71,6 +77,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     # As in every published checkpoint; the class's own are all attention.
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     # Queries grow with their position from this one on.
     "ministral3": {
@@ -86,8 +93,16 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "zaya": {"num_experts_per_tok": 1},
 }
+# A fourth of a head's 8 angles by one axis, the rest by two.
+_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_SPECIAL |= {
+    kind: {"text_config": {"rope_parameters": _AXES}}
+    for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+}
+_SPECIAL["gemma3n"] = {"text_config": _SPECIAL["gemma3n_text"]}
+_SPECIAL["qwen2_vl"] |= {"vision_config": {"depth": 2, "embed_dim": 64}}
 # Classes whose own sizes will do, since none of their models is ever made.
-_AS_THEY_ARE = frozenset({"dots3_note"})
+_AS_THEY_ARE = frozenset({"dots3_note", "fast_vlm", "inkling2", "nemotron_h_omni", "perception_lm"})
 # Sizes that a class has and lets nobody set, or that must fit others.
 _UNSET: dict[str, tuple[str, ...]] = {
     "prophetnet": ("num_hidden_layers",),
@@ -152,7 +167,7 @@ def declared_config(config: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration as the model's class writes it; as it is where the class cannot be made."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+            model = _model_class(config).from_config(copy.deepcopy(config))
     except (
         Exception
     ):  # a stranger's code; whether it can be refused by its configuration is asked next
@@ -161,10 +176,14 @@ def declared_config(config: PretrainedConfig) -> PretrainedConfig:
     return model.config
 
 
+def _model_class(config: PretrainedConfig) -> Any:
+    return AutoModelForCausalLM if text_part(config) is None else AutoModelForImageTextToText
+
+
 def random_model(config: PretrainedConfig, seed: int = 5) -> PreTrainedModel:
-    """Return a causal language model of a configuration, every parameter random."""
+    """Return a model of a configuration, every parameter random."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    model = _model_class(config).from_config(config).eval()
     for parameter in model.parameters():  # biases and norms too: an ignored one must show
         if parameter.is_floating_point():
             parameter.data += 0.05 * torch.randn_like(parameter)

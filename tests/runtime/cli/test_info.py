@@ -69,3 +69,10 @@ def test_a_verdict_on_each_drafter_ends_the_table() -> None:
 def test_what_exporting_again_would_bring_ends_the_table() -> None:
     found = wire.GetServerInfoResponse(gained_by_export=["half of the launches on CUDA"])
     assert [*table(found)][-1] == "exporting again brings half of the launches on CUDA"
+
+
+def test_the_table_says_of_a_text_part_what_it_is_of() -> None:
+    certificate = json.dumps({"target": {"text_part_of": "gemma3"}})
+    found = wire.GetServerInfoResponse(model="own", certificate_json=certificate)
+    rows = [line.split(None, 1) for line in table(found)]
+    assert ["model", "own, the text part of gemma3: images are refused"] in rows

@@ -63,6 +63,22 @@ def test_a_refusal_names_the_field(field: str, chat: ChatParams) -> None:
     assert refusal.value.field == field
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image"},
+        {"type": "image_url", "image_url": {}},
+        {"video": "x"},
+        {"type": "input_audio"},
+    ],
+)
+def test_images_and_their_like_are_refused(part: dict[str, object]) -> None:
+    """A template would write a token in their place, and nothing would be behind it."""
+    chat = with_fields(json.dumps({"content": [{"type": "text", "text": "What is this?"}, part]}))
+    with pytest.raises(UnsupportedOption, match=r"fields_json.*content of texts: .* no images"):
+        read_conversation(chat)
+
+
 def test_messages_are_as_transformers_leaves_them() -> None:
     fields = '{"content": null, "name": "Ann", "tool_calls": null}'
     chat = ChatParams(
@@ -160,7 +176,7 @@ def test_a_message_that_cannot_go_on_is_refused(source: str, message: ChatMessag
 
 
 def test_a_message_of_parts_goes_on_behind_its_last_text() -> None:
-    fields = json.dumps({"content": [{"text": "one "}, {"text": "two "}, {"image": 1}]})
+    fields = json.dumps({"content": [{"text": "one "}, {"text": "two "}, {"other": 1}]})
     chat = ChatParams(messages=(ChatMessage(role="a", fields=fields),), continues_final=True)
     source = "{% for one in messages[0].content %}{{ one.text }}{% endfor %}!"
     assert encoder_of({"default": source}).render(chat, 999) == "one two "

@@ -23,8 +23,14 @@ from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.signatures import decoder_signature
 from outrider.export.graph.tracing.windows import Windows
 from outrider.export.model_config import ModelConfig
+from outrider.export.text_part import language_model
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 # What strangers' code raises where a pass does not go as it was written for.
@@ -59,6 +65,21 @@ def refuse_untraceable(name: str, config: PretrainedConfig, model_config: ModelC
             reason = "what the model computes depends on values, which a graph cannot express"
     if reason:
         raise BundleError(f"{name}: {config.model_type}: {reason}")
+
+
+def refuse_other_part(name: str, whole: PretrainedConfig, config: PretrainedConfig) -> None:
+    """Refuse a model of which ``config`` does not describe the text part.
+
+    Raises:
+        BundleError: ``name`` cannot be exported; says why.
+    """
+    try:
+        with torch.device("meta"), no_init_weights():
+            model = AutoModelForImageTextToText.from_config(copy.deepcopy(whole))
+            language_model(model, config)
+    except _FAILURES as error:
+        what = " ".join(str(error).split()).partition(". ")[0][:160]
+        raise BundleError(f"{name}: {whole.model_type} cannot be opened: {what}") from error
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[misc]
