@@ -53,14 +53,14 @@ _CAP = re.compile("[1-9][0-9]{0,2}")
 BRANCHING_RULE = f"must be 1 to {MAX_BRANCHING} numbers in [1, {MAX_BRANCHING}]"
 
 
-def num_left_out(num_missing: int, num_remaining: int) -> int:
+def num_left_out(num_known: int, num_remaining: int) -> int:
     """Return how many leading tokens of a text a draft model need not read: it reads as many as it may draft.
 
     Args:
-        num_missing: tokens of the text, of which it has read none.
+        num_known: tokens of the text.
         num_remaining: tokens that the answer may still have.
     """
-    return max(0, num_missing - min(MOST_READ, max(LEAST_READ, num_remaining)))
+    return max(0, num_known - min(MOST_READ, max(LEAST_READ, num_remaining)))
 
 
 class HistoryScope(StrEnum):

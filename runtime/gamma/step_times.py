@@ -89,9 +89,10 @@ class StepTimes:
             return 0.0
         computed = row.cache.draft_computed
         read_s = self._prices.read_s(len(row.spec.source_tokens)) if computed < 0 else 0.0
-        num_missing = row.sequence.num_known - max(computed, 0)
-        if self._leaves_out and not computed and row.speculation.is_adaptive and not row.group.name:
-            num_missing -= num_left_out(num_missing, row.sequence.num_remaining)
+        num_known = row.sequence.num_known
+        if self._leaves_out and row.speculation.is_adaptive and not row.group.name:
+            computed = max(computed, num_left_out(num_known, row.sequence.num_remaining))
+        num_missing = num_known - max(computed, 0)
         if num_missing <= self._most_missing:
             return read_s
         return read_s + self._prices.catch_up_s(num_missing - 1)

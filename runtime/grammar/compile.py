@@ -6,6 +6,7 @@ nobody.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import socket
@@ -27,7 +28,7 @@ LIMIT_BYTES = 256 << 20
 MOST_NESTED = 32
 """Levels of a schema."""
 MOST_TOLD = 256
-"""Grammars whose fate is kept, of at most ``RequestLimits.max_grammar_bytes`` each."""
+"""Grammars whose fate is kept."""
 OPEN_S = 60.0
 """Seconds that the process may take to load a tokenizer: 2 for one of 150,000 tokens."""
 GRACE_S = 20.0
@@ -67,7 +68,8 @@ class GrammarCompiler:
         self._constraints = constraints
         self._limits = {"limit_s": limit_s, "limit_bytes": limit_bytes}
         self._answer_s = limit_s + GRACE_S
-        self._told: OrderedDict[GrammarParams, str] = OrderedDict()
+        # By digest: the grammar of a caller's tools may have some hundred KiB.
+        self._told: OrderedDict[bytes, str] = OrderedDict()
         self._lock = Lock()
         self._child: _Child | None = None
 
@@ -77,7 +79,7 @@ class GrammarCompiler:
         Raises:
             RequestError: it is known that it cannot be used; names its field.
         """
-        rule = self._told.get(params)
+        rule = self._told.get(_digest(params))
         if rule:
             raise RequestError(params.name, rule)
         return rule == "" and (self._constraints is None or self._constraints.is_kept(params))
@@ -90,12 +92,13 @@ class GrammarCompiler:
             InternalError: the process that tries grammars cannot be had.
         """
         with self._lock:
-            rule = self._told.get(params)
+            known = _digest(params)
+            rule = self._told.get(known)
             if rule is None:
-                rule = self._told[params] = _nested(params) or self._try(params)
+                rule = self._told[known] = _nested(params) or self._try(params)
                 if len(self._told) > MOST_TOLD:
                     self._told.popitem(last=False)
-            self._told.move_to_end(params)
+            self._told.move_to_end(known)
         if rule:
             raise RequestError(params.name, rule)
         if self._constraints is not None:
@@ -163,6 +166,10 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
     process.kill()
     process.wait()
     connection.close()
+
+
+def _digest(params: GrammarParams) -> bytes:
+    return hashlib.sha256(repr(params).encode()).digest()
 
 
 def _nested(params: GrammarParams) -> str:

@@ -284,7 +284,7 @@ class RequestHandler:
             await self._grammars.prepare(grammar)
         spec = build_spec(request, texts, admission, rules, defaults)
         if not request.echo:
-            return spec, "", answer_reader(request.chat, rules.answers, texts.prompt)
+            return spec, "", answer_reader(request, rules.answers, texts.prompt)
         if request.HasField("text"):
             return spec, request.text, None
         skips_special = spec.skip_special_tokens

@@ -100,11 +100,13 @@ class ModelDrafter:
 
         Where gamma is fixed nothing is: its drafts are as good as the model's. A group's rows copy what one has read.
         """
-        if row.num_computed or not row.is_adaptive or row.group or row.gamma <= 0:
+        if not row.is_adaptive or row.group or row.gamma <= 0:
             return row.num_computed
         num_tokens = num_left_out(len(row.sampling.history), row.num_remaining)
-        if num_tokens:
-            engine.leave_out(slot, num_tokens)
+        if num_tokens <= row.num_computed:
+            return row.num_computed
+        # What it has read of the beginning, such as a prefix that was kept, is given up.
+        engine.leave_out(slot, num_tokens)
         return num_tokens
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:

@@ -35,16 +35,17 @@ class _Parts:
 
 
 def answer_reader(
-    chat: wire.Chat, known: AnswerFormat, prompt: tuple[int, ...]
+    request: wire.GenerateRequest, known: AnswerFormat, prompt: tuple[int, ...]
 ) -> AnswerReader | None:
     """Return what reads the answer of a request; None where all of it is text.
 
     Args:
-        chat: of the request.
+        request: whose answer has no calls where it has a form of its own.
         known: format of the model's answers.
         prompt: tokens that it is an answer to.
     """
-    is_called = chat.tool_choice and chat.tools_json and known.calls is not None
+    chat, has_form = request.chat, bool(request.regex or request.grammar)
+    is_called = chat.tool_choice and chat.tools_json and known.calls is not None and not has_form
     if not chat.parse_answer or not (is_called or known.reasoning):
         return None
     tools = tools_of(chat.tools_json) if is_called else ()
@@ -180,6 +181,9 @@ class TextReader:
         if head is not None and head["name"] in self._names:
             self._say(len(self._held[:place].rstrip()))
             self._call(head, self._marked)
+        elif is_last and head is None and self._marked.is_cut(self._held[place:], self._names):
+            self._say(len(self._held[:place].rstrip()))
+            self._held = ""
         elif head is not None or is_last or len(self._held) - place > MOST_HEAD:
             self._say(place + len(trigger))
         else:
@@ -207,10 +211,10 @@ class TextReader:
             return True
         if not is_last and len(self._held) <= MOST_HEAD:
             return False
-        if (last := heads.last.match(self._held)) is not None:
+        if is_last and heads.is_cut_behind(self._held, self._names):
+            self._held = ""
+        elif (last := heads.last.match(self._held)) is not None:
             self._held = self._held[last.end() :]
-        elif _dense(heads.format.close + heads.format.end).startswith(_dense(self._held)):
-            self._held = ""  # cut within it
         self._read, self._trims = self._text, True
         return True
 
@@ -254,6 +258,17 @@ class _Heads:
         self.next = re.compile(_loose(calls.close + calls.between + calls.open) + head)
         self.last = re.compile(_loose(calls.close + calls.end))
 
+    def is_cut(self, text: str, names: frozenset[str]) -> bool:
+        """Return whether a text ends within the head of a call."""
+        return _is_cut(text, self.format.begin + self.format.open, names, self.format.middle)
+
+    def is_cut_behind(self, text: str, names: frozenset[str]) -> bool:
+        """Return whether a text behind arguments ends within the end of the calls, or within the next one's head."""
+        calls = self.format
+        is_end = _dense(calls.close + calls.end).startswith(_dense(text))
+        head = calls.close + calls.between + calls.open
+        return is_end or _is_cut(text, head, names, calls.middle)
+
     def may_begin(self, text: str) -> bool:
         """Return whether a text may go on to be a call."""
         trigger, found = _dense(self.format.trigger), _dense(text)
@@ -293,10 +308,18 @@ def _certain(text: str, mark: str, is_last: bool) -> int:
     return len(text[: len(text) - part].rstrip())
 
 
+def _is_cut(text: str, opened: str, names: frozenset[str], middle: str) -> bool:
+    """Return whether a text is the beginning of what stands in front of arguments."""
+    found = _dense(text)
+    return len(text) <= MOST_HEAD and any(
+        _dense(opened + name + middle).startswith(found) for name in names
+    )
+
+
 def _loose(text: str) -> str:
     """Return a pattern of a text of JSON and marks with any white space at its punctuation."""
     pieces = (one for one in _PUNCTUATION.split(text) if one)
-    return "".join(
+    found = "".join(
         r"\s*"
         if one.isspace()
         else rf"\s*{re.escape(one)}\s*"
@@ -304,6 +327,8 @@ def _loose(text: str) -> str:
         else re.escape(one)
         for one in pieces
     )
+    # Neighbours would be tried in every way that they can share a run of spaces.
+    return re.sub(r"(\\s\*)+", r"\\s*", found)
 
 
 def _dense(text: str) -> str:

@@ -30,7 +30,7 @@ FIELDS_FIELD = "chat.messages.fields_json"
 CONTINUE_FIELD = "chat.continue_final_message"
 MAX_ARGUMENTS = 64
 # Deeper than any schema of a tool, and far from where Python's own recursion ends.
-_MOST_LEVELS = 32
+MOST_LEVELS = 32
 # Variables that a request has other fields for.
 _OWN_VARIABLES = {
     "messages": "chat.messages",
@@ -201,21 +201,21 @@ def _read_json(field: str, text: str, kind: type[T]) -> T | None:
         raise RequestError(field, f"must be JSON, {name}") from error
     if not isinstance(found, kind):
         raise RequestError(field, f"must be JSON, {name}")
-    _check_plain(field, found, _MOST_LEVELS)
+    check_plain(field, found, MOST_LEVELS)
     return found
 
 
-def _check_plain(field: str, value: object, levels: int) -> None:
+def check_plain(field: str, value: object, levels: int) -> None:
     """Refuse what no template can write: too many levels, half a character, a number that is none."""
     if levels < 0:
-        raise RequestError(field, f"must be at most {_MOST_LEVELS} levels deep")
+        raise RequestError(field, f"must be at most {MOST_LEVELS} levels deep")
     if isinstance(value, dict):
         for name, one in value.items():
-            _check_plain(field, name, levels - 1)
-            _check_plain(field, one, levels - 1)
+            check_plain(field, name, levels - 1)
+            check_plain(field, one, levels - 1)
     elif isinstance(value, list):
         for one in value:
-            _check_plain(field, one, levels - 1)
+            check_plain(field, one, levels - 1)
     elif isinstance(value, str):
         try:
             value.encode()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from outrider.runtime.core.checks.rules import check_text
+from outrider.runtime.core.checks.rules import check_count, check_text
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.grammar.library import SPACES, closed
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
@@ -28,7 +28,10 @@ GRAMMARS = 8
 """A grammar of tools may have so many times the bytes of another: a caller has many tools, and the schema of each."""
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MOST_TOOLS = 128
+"""As many as OpenAI takes."""
 _MOST_READ = 16
+_ODD = re.compile(r"\\[bB1-9]|\(\?[=!<]")
 # Of regular expressions, and the slash around them.
 _SIGNS = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
@@ -92,6 +95,7 @@ def tools_of(text: str) -> tuple[Tool, ...]:
         raise RequestError(TOOLS_FIELD, "must be JSON, an array") from error
     if not isinstance(values, list) or not values:
         raise RequestError(TOOLS_FIELD, "must be a JSON array of objects")
+    check_count(TOOLS_FIELD, values, MOST_TOOLS)
     tools = tuple(map(_tool, values))
     if len({one.name for one in tools}) < len(tools):
         raise RequestError(TOOLS_FIELD, "must have each name once")
@@ -107,10 +111,14 @@ def _tool(value: Any) -> Tool:
         rule = "must each have a name of 1..64 letters, digits, underscores, dots and dashes"
         raise RequestError(TOOLS_FIELD, rule)
     schema = {"properties": {}} if schema is None or schema == {} else schema
-    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+    if not isinstance(schema, dict) or not _takes_objects(schema.get("type", "object")):
         rule = "must each have parameters that are a JSON schema of an object"
         raise RequestError(TOOLS_FIELD, rule)
-    return Tool(name, {"type": "object", **schema}, function.get("strict") is True)
+    return Tool(name, {**schema, "type": "object"}, function.get("strict") is True)
+
+
+def _takes_objects(kind: Any) -> bool:
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
 @lru_cache(_MOST_READ)
@@ -151,8 +159,8 @@ def tools_grammar(
         answer = f"(%json {content} | {written.called(calls)})"
     else:
         answer = f"({written.free(calls)})"
-    lines = [f"start: {written.thought(is_thinking=is_thinking)}{answer}", *written.rules]
-    return "\n".join(lines)
+    lines = [f"start: {written.thought(is_thinking=is_thinking)}{answer}"]
+    return "\n".join([*lines, *(f"{name}: {body}" for name, body in written.rules.items())])
 
 
 def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
@@ -166,14 +174,14 @@ def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
 
 
 class _Writer:
-    """Writes parts of a grammar; ``rules`` are lines that these need."""
+    """Writes parts of a grammar; ``rules`` has by name what these need."""
 
     def __init__(self, known: AnswerFormat, tools: Sequence[Tool], *, is_single: bool) -> None:
         self._known = known
         self._tools = tools
         self._is_single = is_single
         self._marks = re.compile(f"({'|'.join(map(re.escape, known.ids)) or '(?!)'})")
-        self.rules = ["TEXT: /(?s:.*)/"]
+        self.rules = {"TEXT": "/(?s:.*)/"}
 
     def text(self, text: str) -> str:
         """Return a text, with its tokens that no plain text stands for."""
@@ -193,7 +201,7 @@ class _Writer:
         if not calls.is_whole:
             trigger = _pattern(calls.trigger)
             without.append(f"(?s:.*){trigger}(?s:.*)")
-            self.rules.append(f"begun[lazy]: /(?s:.*){trigger}/")
+            self.rules["begun[lazy]"] = f"/(?s:.*){trigger}/"
             found.append(f"begun {self._behind_trigger(calls)}")
             if calls.trigger in self._known.ids:
                 found.append(f"FREE? {self.called(calls)}")
@@ -203,12 +211,10 @@ class _Writer:
                 _pattern(whole.begin + whole.open + one.name + whole.middle) for one in self._tools
             ]
             without.append(f"({'|'.join(heads)})(?s:.*)")
-            self.rules += [f"head_{i}[lazy]: /{head}/" for i, head in enumerate(heads)]
-            found += [
-                f"head_{i} {self._arguments(one)} {self.text(whole.close)} {self._tail(whole)}"
-                for i, one in enumerate(self._tools)
-            ]
-        self.rules.append("FREE: /(?s:.*)/" + "".join(f" & ~/{one}/" for one in without))
+            self.rules |= {f"head_{i}[lazy]": f"/{head}/" for i, head in enumerate(heads)}
+            rest = f"{self.text(whole.close)} {self._tail(whole)}"
+            found += [f"head_{i} {self._arguments(i)} {rest}" for i in range(len(heads))]
+        self.rules["FREE"] = "/(?s:.*)/" + "".join(f" & ~/{one}/" for one in without)
         return " | ".join(found)
 
     def thought(self, *, is_thinking: bool) -> str:
@@ -234,24 +240,36 @@ class _Writer:
     def _tool(self, calls: CallFormat) -> str:
         """Return the name of the rule for the rest of a call, from the tool's name on."""
         name = f"tool_{calls.name.replace('.', '_')}"
-        rests = (
-            f"{self.text(one.name + calls.middle)} {self._arguments(one)} {self.text(calls.close)}"
-            for one in self._tools
-        )
-        rule = f"{name}: {' | '.join(rests)}"
-        if rule not in self.rules:
-            self.rules.append(rule)
+        if name not in self.rules:
+            close = self.text(calls.close)
+            self.rules[name] = " | ".join(
+                f"{self.text(one.name + calls.middle)} {self._arguments(index)} {close}"
+                for index, one in enumerate(self._tools)
+            )
         return name
 
-    def _arguments(self, tool: Tool) -> str:
-        """Return the name of the rule for a tool's arguments."""
-        name = f"arguments_{self._tools.index(tool)}"
-        guidance = _SPELLING if tool.is_strict else {**_SPELLING, "lenient": True}
-        schema = closed(json.dumps({**tool.schema, "x-guidance": guidance}))
-        rule = f"{name}: %json {schema}"
-        if rule not in self.rules:
-            self.rules.append(rule)
+    def _arguments(self, index: int) -> str:
+        """Return the name of the rule for the arguments of one of the tools."""
+        name, tool = f"arguments_{index}", self._tools[index]
+        if name not in self.rules:
+            guidance = _SPELLING if tool.is_strict else {**_SPELLING, "lenient": True}
+            schema = tool.schema if tool.is_strict else _without_odd_patterns(tool.schema)
+            text = closed(json.dumps({**schema, "x-guidance": guidance}))
+            self.rules[name] = f"%json {text}"
         return name
+
+
+def _without_odd_patterns(schema: Any) -> Any:
+    """Return a schema without regular expressions that look around or back: no grammar has those."""
+    if isinstance(schema, list):
+        return [_without_odd_patterns(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_odd_patterns(value)
+        for name, value in schema.items()
+        if name != "pattern" or not isinstance(value, str) or not _ODD.search(value)
+    }
 
 
 def _pattern(text: str) -> str:

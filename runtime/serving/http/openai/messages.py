@@ -8,6 +8,7 @@ from typing import Any
 
 from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.serving.chat.conversation import MOST_LEVELS, check_plain
 from outrider.runtime.serving.chat.formats import AnswerFormat
 from outrider.runtime.serving.chat.tools import AUTO, REQUIRED
 from outrider.runtime.serving.requests import json_types
@@ -103,6 +104,9 @@ def _list(path: str, value: Any) -> list[Any]:
     return value
 
 
+_AROUND_ARGUMENTS = 4  # levels of a message: itself, its calls, one of them, its function
+
+
 def _read_call(call: Any) -> Any:
     """Return a call of an earlier answer with its arguments as what their JSON says, as templates want them."""
     function = call.get("function") if isinstance(call, dict) else None
@@ -112,7 +116,8 @@ def _read_call(call: Any) -> Any:
         return call
     try:
         read = json.loads(arguments)
-    except (ValueError, RecursionError):
+        check_plain("arguments", read, MOST_LEVELS - _AROUND_ARGUMENTS)
+    except (ValueError, RecursionError, RequestError):
         return call
     return {**call, "function": {**function, "arguments": read}} if isinstance(read, dict) else call
 

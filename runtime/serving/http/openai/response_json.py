@@ -94,9 +94,10 @@ def call_delta(piece: CallPiece) -> dict[str, Any]:
     return {"index": piece.index, "function": {"arguments": piece.arguments}}
 
 
-def reason_of(reason: str, *, has_calls: bool) -> str:
-    """Return why a completion ended, of ``REASONS``, where it may have called tools."""
-    return "tool_calls" if has_calls and reason == "stop" else reason
+def reason_of(reason: str, *, has_calls: bool, stop: str | int | None) -> str:
+    """Return why a completion ended, of ``REASONS``, where it may have called tools; a stop string may cut a call."""
+    is_called = has_calls and reason == "stop" and not isinstance(stop, str)
+    return "tool_calls" if is_called else reason
 
 
 def steps_of(steps: Sequence[StepTrace], token_text: TokenText) -> list[dict[str, Any]]:

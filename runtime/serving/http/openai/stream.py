@@ -167,7 +167,10 @@ class StreamSink:
         if piece.reason is None:
             parts.append(',"finish_reason":null')
         else:
-            stop, reason = _quote(piece.stop), reason_of(piece.reason, has_calls=choice.has_calls)
+            stop, reason = (
+                _quote(piece.stop),
+                reason_of(piece.reason, has_calls=choice.has_calls, stop=piece.stop),
+            )
             parts.append(f',"finish_reason":"{reason}","stop_reason":{stop}')
         if asked.has_token_ids:
             parts.append(f',"token_ids":{[*piece.tokens]}')

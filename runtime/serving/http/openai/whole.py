@@ -128,7 +128,7 @@ class WholeSink:
                     more["token_ids"] = [*beam.tokens]
                 choices.append(self._choice(first + place, beam.text, "null", more))
             return choices
-        reason = reason_of(REASONS[end.reason], has_calls=bool(found.calls))
+        reason = reason_of(REASONS[end.reason], has_calls=bool(found.calls), stop=end.stop)
         more = {"finish_reason": reason, "stop_reason": end.stop}
         if asked.has_token_ids:
             more["token_ids"] = found.token_ids

@@ -130,8 +130,14 @@ def harness(**settings: object) -> Harness:
     bounds = limits(10)
     engines = {"target": Held(counting_logits, bounds), "draft": Held(erring_logits, bounds)}
     one = Harness("F3", costs=CHEAP, **engines, **settings)
-    # What the audit sees of the draft's slots is not the whole text.
-    one._check_cache = lambda *_: None
+    _, draft = one.worker._rows._engines
+    assert isinstance(draft, PromptEndEngine)
+
+    def check(engine: ScriptedEngine, slot: int, known: tuple[int, ...], computed: int) -> None:
+        first = draft.left_out[slot] if engine is one.draft and computed else 0
+        assert engine.tokens_of(slot)[: computed - first] == known[first:computed]
+
+    one._check_cache = check
     return one
 
 
@@ -157,6 +163,36 @@ def test_answers_are_those_of_plain_decoding(
             name = f"{drafter}-{number}"
             assert one.tokens(name) == one.tokens(f"plain-{name}")
             assert one.finished(name).report.num_drafted > 0
+
+
+def test_a_draft_engine_that_fails_reads_the_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "LEAST_READ", 8)
+    one = harness(max_running=3)
+    assert isinstance(one.draft, Held)
+    one.draft.fail_at(0, 3, 7)
+    prompts = {f"{number}": PROMPT[: 60 - 7 * number] for number in range(5)}
+    for name, prompt in prompts.items():
+        one.submit(name, prompt, max_tokens=20, drafter="suffix+model")
+    one.run()
+    for name, prompt in prompts.items():
+        one.submit(f"plain-{name}", prompt, max_tokens=20, is_enabled=False)
+    one.run()
+    assert all(one.tokens(name) == one.tokens(f"plain-{name}") for name in prompts)
+
+
+def test_a_short_prefix_that_was_kept_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafting, "LEAST_READ", 8)
+    one = harness(prefix_cache_bytes=1 << 20)
+    one.submit("short", PROMPT[:20], max_tokens=4, drafter="model", gamma=2, cache_scope="us")
+    one.run()
+    assert isinstance(one.draft, Held)
+    before = one.draft.num_fed
+    one.submit("long", PROMPT, max_tokens=8, drafter="model", cache_scope="us")
+    one.run()
+    assert one.finished("long").num_cached >= 16
+    assert one.finished("long").report.num_drafted > 0
+    # The end of the prompt, and what was drafted.
+    assert one.draft.num_fed - before < 30
 
 
 @pytest.mark.parametrize("way", [{}, {"gamma": 3}, {"num_samples": 2}])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import GrammarKind, GrammarParams
 from outrider.runtime.grammar.constraint import GrammarConstraints
+from outrider.runtime.serving.chat import answer
 from outrider.runtime.serving.chat.answer import MOST_HEAD, TextReader
 from outrider.runtime.serving.chat.formats import CALL_FORMATS, AnswerFormat, CallFormat, recognise
-from outrider.runtime.serving.chat.tools import AUTO, REQUIRED, tools_grammar
+from outrider.runtime.serving.chat.tools import AUTO, MOST_TOOLS, REQUIRED, tools_grammar
 from outrider.runtime.serving.requests.json_types import json_text
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -78,6 +81,18 @@ def test_calls_of_every_format_are_read_and_what_is_none_stays_text(calls: CallF
     assert parts(cut, known) == ("", "", [["weather", FIRST[:4]]])
     for length in range(text.index(SECOND) + len(SECOND), len(text)):
         assert parts(text[:length], known) == ("", "", both)
+    # Cut within the second one's head, and within the first one's.
+    for length in range(text.index(FIRST) + len(FIRST), text.index(SECOND)):
+        assert parts(text[:length], known) == ("", "", both[:1])
+    for length in range(len(calls.trigger), 0 if calls.is_whole else text.index(FIRST)):
+        assert parts(f"Hi {text[:length]}", known) == ("Hi", "", [])
+
+
+@pytest.mark.parametrize("calls", CALL_FORMATS, ids=lambda one: one.name)
+def test_no_run_of_spaces_is_tried_in_several_ways(calls: CallFormat) -> None:
+    heads = answer._Heads(calls)
+    for pattern in (heads.first.pattern, heads.next.pattern, heads.last.pattern):
+        assert r"\s*\s*" not in pattern
 
 
 def test_calls_without_marks_and_with_other_white_space_are_read() -> None:
@@ -90,6 +105,39 @@ def test_calls_without_marks_and_with_other_white_space_are_read() -> None:
     assert parts(f"<tool_call>{wide} </tool_call>", known) == parts(wide, known)
     for text in (f"It is {bare}", '{"name": "Ann", "arguments": {}}', '{"name": "weather"}', "{"):
         assert parts(text, known) == (text, "", [])
+
+
+def test_a_grammar_of_many_tools_has_each_once() -> None:
+    """As many rules as tools, and a length in proportion: all of them were written anew for each."""
+
+    def grammar(num_tools: int) -> str:
+        tools = [{"name": f"tool{index:03}", "parameters": {}} for index in range(num_tools)]
+        known = AnswerFormat(calls=HERMES)
+        return tools_grammar(json.dumps(tools), known, AUTO, "", is_single=False)
+
+    few, many = grammar(8), grammar(MOST_TOOLS)
+    assert many.count("%json") == MOST_TOOLS
+    assert len(many) < 1.3 * MOST_TOOLS / 8 * len(few)
+    with pytest.raises(RequestError, match=f"must have at most {MOST_TOOLS} entries"):
+        grammar(MOST_TOOLS + 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_kept"),
+    [
+        (r"^[a-z]+$", True),
+        (r"^(?!x)", False),
+        (r"\bword", False),
+        (r"(a)\1", False),
+        (r"(?:a)", True),
+    ],
+)
+def test_patterns_that_no_grammar_has_are_left_out(pattern: str, is_kept: bool) -> None:
+    schema = {"type": ["object", "null"], "properties": {"a": {"pattern": pattern}}}
+    for is_strict in (False, True):
+        tools = json.dumps([{"name": "one", "parameters": schema, "strict": is_strict}])
+        text = tools_grammar(tools, AnswerFormat(calls=HERMES), AUTO, "", is_single=True)
+        assert (json.dumps(pattern) in text) is (is_kept or is_strict)
 
 
 def test_reasoning_stands_in_front_and_has_no_calls() -> None:

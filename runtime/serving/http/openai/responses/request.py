@@ -30,7 +30,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "response_format": "use text.format",
     "n": _ONE_ANSWER,
     "num_beams": _ONE_ANSWER,
-    "echo": _ONE_ANSWER,
+    "echo": "is not supported by responses; use chat completions",
 }
 _READ: Mapping[str, json_types.Kind] = {
     "instructions": json_types.text,
@@ -55,11 +55,13 @@ def response_request(values: Mapping[str, Any], serving: LoadedModel) -> Complet
         UnsupportedOption: a field is not served here.
     """
     for name, rule in _NOT_SERVED.items():
-        if values.get(name):
+        if values.get(name) and (rule != _ONE_ANSWER or values[name] != 1):
             raise UnsupportedOption(name, rule)
     given = json_types.read(values, _READ)
     if given.get("truncation", "disabled") != "disabled":
         raise UnsupportedOption("truncation", "must be disabled, or left out")
+    if given.get("text", {}).get("verbosity") is not None:
+        raise UnsupportedOption("text.verbosity", "is not supported by this server; leave it out")
     if given.get("reasoning", {}).get("effort") is not None:
         rule = "use chat_template_kwargs, if the template knows it"
         raise UnsupportedOption("reasoning.effort", rule)
@@ -102,9 +104,10 @@ def _messages(given: Any, most: int) -> list[dict[str, Any]]:
         last = messages[-1] if messages else {}
         if kind == "function_call" and last.get("role") == "assistant":
             last.setdefault("tool_calls", []).extend(message["tool_calls"])
-            continue
-        if reasoning and message["role"] == "assistant":
-            message["reasoning_content"], reasoning = reasoning, ""
+            message = messages.pop() | ({"reasoning_content": reasoning} if reasoning else {})
+        elif reasoning and message["role"] == "assistant":
+            message["reasoning_content"] = reasoning
+        reasoning = ""
         messages.append(message)
     return messages
 

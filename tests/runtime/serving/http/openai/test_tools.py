@@ -243,6 +243,31 @@ async def test_bad_tools_are_refused_by_field_and_rule(start_writing):
     assert (schema.status, schema.error["message"]) == (400, "json_schema: must be JSON")
 
 
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": 1e999}', "[" * 40])
+async def test_arguments_that_cannot_be_read_go_back_in_as_their_text(start_writing, arguments):
+    function = {"name": "weather", "arguments": arguments}
+    call = {"id": "1", "type": "function", "function": function}
+    messages = [*USER, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    async with start_writing("Three.") as http:
+        answer = await http.chat(**ASKED | {"messages": messages, "max_tokens": 2})
+    assert answer.status == 200, answer.error
+
+
+async def test_a_stop_string_within_a_call_is_the_reason(start_writing):
+    async with start_writing(CALL) as http:
+        whole = (await http.chat(**ASKED, stop=["Rom"])).json()["choices"][0]
+        events = (await http.chat(**ASKED, stop=["Rom"], stream=True)).events()
+    assert called(whole["message"]) == [("weather", '{"city": "')]
+    assert whole["finish_reason"] == joined(events)["finish_reason"] == "stop"
+
+
+async def test_an_answer_of_another_form_has_no_calls(start_writing):
+    async with start_writing(CALL) as http:
+        answer = (await http.chat(**ASKED, regex="(?s:.*)")).json()["choices"][0]
+    assert '{"name": "weather"' in answer["message"]["content"]
+    assert not called(answer["message"])
+
+
 async def test_calls_and_results_go_back_in_as_templates_want_them(start_writing):
     function = {"name": "weather", "arguments": '{"city": "Rome"}'}
     messages = [
