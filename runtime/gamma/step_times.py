@@ -84,7 +84,10 @@ class StepTimes:
         return self._uses_model(row.speculation.drafter)
 
     def missed_s(self, row: Request) -> float:
-        """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway."""
+        """Return the seconds to feed the draft model what a row missed, beyond what is fed along anyway.
+
+        A machine on which plain steps take longer than the table says, or less, takes so for this too.
+        """
         if not self.uses_model(row):
             return 0.0
         computed = row.cache.draft_computed
@@ -94,5 +97,5 @@ class StepTimes:
             computed = max(computed, num_left_out(num_known, row.sequence.num_remaining))
         num_missing = num_known - max(computed, 0)
         if num_missing <= self._most_missing:
-            return read_s
-        return read_s + self._prices.catch_up_s(num_missing - 1)
+            return self.ratios.of(1, 0) * read_s
+        return self.ratios.of(1, 0) * (read_s + self._prices.catch_up_s(num_missing - 1))
