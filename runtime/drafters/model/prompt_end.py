@@ -66,10 +66,9 @@ class PromptEndEngine:
             self.left_out[destination] = 0
 
     def extend(self, spans: Sequence[Span]) -> FloatArray:
-        """Append spans; one that starts at 0 holds its text from the beginning."""
+        """Append spans; a text begins where one starts that lies within what was left out, at 0 for the whole text."""
         for span in spans:
-            if span.start == 0:
-                self.left_out[span.slot] = 0
+            self._begin(span.slot, span.start)
         return self.engine.extend([self._moved(span) for span in spans])
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
@@ -80,6 +79,7 @@ class PromptEndEngine:
         """Copy a slot's text over another's, without what was left out of it."""
         self.engine.move_slot(source, destination, self._held(source, length))
         self.left_out[destination] = self.left_out[source]
+        self._begin(destination, length)
 
     def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
         """Return what is cached of a slot's tokens.
@@ -93,8 +93,7 @@ class PromptEndEngine:
 
     def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
         """Put tokens that were read from a slot into one; see ``Engine.write_slot``."""
-        if start == 0:
-            self.left_out[slot] = 0
+        self._begin(slot, start)
         self.engine.write_slot(slot, self._held(slot, start), values)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
@@ -109,6 +108,9 @@ class PromptEndEngine:
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
+
+    def _begin(self, slot: int, start: int) -> None:
+        self.left_out[slot] = min(self.left_out[slot], start)
 
     def _moved(self, span: Span) -> Span:
         start = self._held(span.slot, span.start)

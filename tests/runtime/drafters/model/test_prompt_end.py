@@ -58,9 +58,10 @@ def check_texts_without_a_beginning() -> None:
                 left_out[slot] = len(texts[slot])
                 engine.leave_out(slot, left_out[slot])
             case 1 if len(texts[slot]) > left_out[slot]:
-                length = int(rng.integers(left_out[slot] + 1, len(texts[slot]) + 1))
+                length = int(rng.integers(0, len(texts[slot]) + 1))
                 engine.move_slot(slot, other, length)
-                texts[other], left_out[other] = texts[slot][:length], left_out[slot]
+                texts[other] = texts[slot][:length]
+                left_out[other] = min(left_out[slot], length)
             case 2:
                 lengths = [len(text) for text in texts]
                 lengths[slot] = int(rng.integers(left_out[slot], len(texts[slot]) + 1))
@@ -78,7 +79,8 @@ def check_texts_without_a_beginning() -> None:
             case _:
                 start = int(rng.integers(left_out[slot], len(texts[slot]) + 1))
                 if rng.integers(4) == 0:
-                    start = left_out[slot] = 0
+                    start = int(rng.integers(0, start + 1))
+                    left_out[slot] = min(left_out[slot], start)
                 added = rng.integers(10, size=4).tolist()
                 spans = [
                     Span(slot=one, start=len(texts[one]), tokens=(), num_logits=0)
@@ -99,10 +101,11 @@ def test_a_text_without_its_beginning_is_what_follows() -> None:
     ("old", "new"),
     [
         ("self.left_out[destination] = self.left_out[source]\n", "pass\n"),
-        ("if span.start == 0", "if False"),
+        ("            self._begin(span.slot, span.start)\n", "            pass\n"),
+        ("self._begin(destination, length)", "pass"),
         ("self._held(span.slot, span.start)", "span.start"),
         ("else self._held(slot, length)", "else length"),
-        ("        if start == 0:\n            self.left_out[slot] = 0\n", ""),
+        ("        self._begin(slot, start)\n", ""),
     ],
 )
 def test_a_place_that_is_not_moved_is_caught(
