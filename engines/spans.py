@@ -1,4 +1,4 @@
-"""Checks of a list of spans, made by every backend before it computes anything.
+"""Bases of engines, and checks of a list of spans, made by every backend before it computes anything.
 
 A span that breaks a limit is a bug of the caller, not of the backend; refusing it before the first
 write keeps the caches of all slots as they were.
@@ -7,8 +7,9 @@ write keeps the caches of all slots as they were.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from outrider.engines.base import EngineError, EngineLimits, FloatArray, Source, Span
+from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Source, Span
 from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
 
 NO_ENCODER = "this model has no encoder: it reads no sources"
@@ -26,6 +27,45 @@ class WithoutCopies:
     def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
         """Refuse; see ``Engine.write_slot``."""
         raise EngineError("slots of this engine are not written")
+
+
+@dataclass(slots=True)
+class WrappedEngine:
+    """A base of engines around another one, ``engine``, which they have these from."""
+
+    engine: Engine
+
+    @property
+    def limits(self) -> EngineLimits:
+        """Capacities of the engine."""
+        return self.engine.limits
+
+    @property
+    def is_row_invariant(self) -> bool:
+        """Whether the engine promises I2."""
+        return self.engine.is_row_invariant
+
+    @property
+    def packs_rows(self) -> bool:
+        """Whether the engine packs rows."""
+        return self.engine.packs_rows
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token in what ``read_slot`` returns."""
+        return self.engine.token_bytes
+
+    def keep_path(self, slot: int, path: Sequence[int]) -> None:
+        """Keep a path of the slot's last span; see ``Engine.keep_path``."""
+        self.engine.keep_path(slot, path)
+
+    def trim(self, lengths: Sequence[int | None]) -> None:
+        """Forget all but the first tokens of each slot; see ``Engine.trim``."""
+        self.engine.trim(lengths)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
 
 
 def check_sources(sources: Sequence[Source], limits: EngineLimits, vocab_size: int) -> int:

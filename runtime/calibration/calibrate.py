@@ -166,8 +166,8 @@ def _lengthen(engine: Engine, length: int) -> None:
     limits = engine.limits
     if engine.token_bytes:
         engine.extend([Span(slot=0, start=0, tokens=(0,), num_logits=0)])
-        layers, heads, _, size = engine.read_slot(0, 0, 1).shape
-        engine.write_slot(0, 1, np.zeros((layers, heads, length - 1, size), dtype=np.float32))
+        *axes, _, size = engine.read_slot(0, 0, 1).shape
+        engine.write_slot(0, 1, np.zeros((*axes, length - 1, size), dtype=np.float32))
         return
     for first in range(0, length, limits.max_extend):
         tokens = (0,) * min(limits.max_extend, length - first)

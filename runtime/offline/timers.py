@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engines.base import Engine, EngineLimits, FloatArray, Source, Span
+from outrider.engines.base import FloatArray, Source, Span
 from outrider.engines.sampling.base import CandidateNode, CandidateSampler, SamplingRow, Verdict
+from outrider.engines.spans import WrappedEngine
 
 
 @dataclass(slots=True)
-class TimedEngine:
+class TimedEngine(WrappedEngine):
     """An engine that counts the seconds spent in its extends and in moving cache rows.
 
     Attributes:
@@ -19,30 +20,9 @@ class TimedEngine:
         calls: begin and end of each extend, seconds of ``time.perf_counter``; None keeps none.
     """
 
-    engine: Engine
     total_s: float = 0.0
     num_calls: int = 0
     calls: list[tuple[float, float]] | None = None
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of the timed engine."""
-        return self.engine.limits
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """True if the timed engine's rows do not depend on the batch."""
-        return self.engine.is_row_invariant
-
-    @property
-    def packs_rows(self) -> bool:
-        """True if the timed engine packs rows."""
-        return self.engine.packs_rows
-
-    @property
-    def token_bytes(self) -> int:
-        """Return the timed engine's."""
-        return self.engine.token_bytes
 
     def read(self, sources: Sequence[Source]) -> None:
         """Read sources with the timed engine, and take the time."""
@@ -91,14 +71,6 @@ class TimedEngine:
         began = time.perf_counter()
         self.engine.write_slot(slot, start, values)
         self.total_s += time.perf_counter() - began
-
-    def trim(self, lengths: Sequence[int | None]) -> None:
-        """Trim the timed engine."""
-        self.engine.trim(lengths)
-
-    def close(self) -> None:
-        """Close the timed engine."""
-        self.engine.close()
 
 
 @dataclass(slots=True)

@@ -10,44 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Source, Span
+from outrider.engines.base import EngineError, FloatArray, Source, Span
+from outrider.engines.spans import WrappedEngine
 
 
 @dataclass(slots=True)
-class PromptEndEngine:
+class PromptEndEngine(WrappedEngine):
     """A draft model's engine whose slots may hold a text without its first tokens.
 
+    The engine within sees each text from the first token that was not left out, at position 0.
+
     Attributes:
-        engine: sees each text from the first token that was not left out, at position 0.
         left_out: by slot, leading tokens that it does not hold.
     """
 
-    engine: Engine
     left_out: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         """Leave nothing out."""
         self.left_out = [0] * self.engine.limits.max_batch
-
-    @property
-    def limits(self) -> EngineLimits:
-        """Capacities of the engine."""
-        return self.engine.limits
-
-    @property
-    def is_row_invariant(self) -> bool:
-        """Whether the engine promises I2; of what it holds of a text."""
-        return self.engine.is_row_invariant
-
-    @property
-    def packs_rows(self) -> bool:
-        """Whether the engine packs rows."""
-        return self.engine.packs_rows
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of a token in what ``read_slot`` returns."""
-        return self.engine.token_bytes
 
     def leave_out(self, slot: int, num_tokens: int) -> None:
         """Let a slot's text begin behind so many tokens; what it held is forgotten."""
@@ -70,10 +51,6 @@ class PromptEndEngine:
         for span in spans:
             self._begin(span.slot, span.start)
         return self.engine.extend([self._moved(span) for span in spans])
-
-    def keep_path(self, slot: int, path: Sequence[int]) -> None:
-        """Keep a path of the slot's last span, a tree."""
-        self.engine.keep_path(slot, path)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy a slot's text over another's, without what was left out of it."""
@@ -104,10 +81,6 @@ class PromptEndEngine:
                 for slot, length in enumerate(lengths)
             ]
         )
-
-    def close(self) -> None:
-        """Close the engine."""
-        self.engine.close()
 
     def _begin(self, slot: int, start: int) -> None:
         self.left_out[slot] = min(self.left_out[slot], start)

@@ -27,7 +27,7 @@ _PUNCTUATION = re.compile(r"(\s+|[{}\[\],:])")
 
 @dataclass(slots=True)
 class _Parts:
-    """What one piece of text says."""
+    """Text, reasoning and calls of one piece."""
 
     text: str = ""
     reasoning: str = ""
@@ -249,7 +249,7 @@ class TextReader:
 
 
 class _Heads:
-    """What stands in front of a format's arguments, and behind the last ones."""
+    """Patterns of the text in front of a format's arguments, and behind the last ones."""
 
     def __init__(self, calls: CallFormat) -> None:
         self.format = calls
