@@ -247,8 +247,6 @@ def test_every_option_of_one_setting_is_tried():
         "--trusted-signers",  # tests/runtime/cli/test_signing.py
         "--limit",
         "--drafting",
-        "--access-log",
-        "--open-health",
     }
 
 
