@@ -80,6 +80,8 @@ class EngineLimits:
         max_tree_nodes: tokens of a tree at most, its root included; 0 where no trees are taken.
         max_prompt_rows: rows that one call runs together whatever their length; 0 for ``max_batch``.
         max_source: tokens of a source at most; 0 for a model without an encoder, which reads none.
+        parallel_token: stands for tokens that are not known yet, in a model that was taught to continue over them;
+            None for any other.
     """
 
     max_batch: int
@@ -89,6 +91,7 @@ class EngineLimits:
     max_tree_nodes: int = 0
     max_prompt_rows: int = 0
     max_source: int = 0
+    parallel_token: int | None = None
 
 
 @step_value

@@ -320,6 +320,7 @@ class _Export:
             narrowest_span=NARROWEST_SPAN,
             device_precision=self._precision,
             source=_source_entry(model_config),
+            parallel_token=model_config.parallel_token if self._part.name == "draft" else None,
         )
 
 

@@ -54,6 +54,7 @@ class ModelEntry:
         device_precision: of the weights, products and caches of the graphs for accelerators, one of
             ``DEVICE_PRECISIONS``; empty where there are none.
         source: its encoder; None for a decoder-only model.
+        parallel_token: of a draft that proposes several tokens in one call: see ``EngineLimits``.
     """
 
     path: Text
@@ -68,6 +69,7 @@ class ModelEntry:
     narrowest_span: Annotated[int, Meta(ge=1, le=2)] = 2
     device_precision: Text = ""
     source: SourceEntry | None = None
+    parallel_token: Size | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,9 @@ class Manifest:
             for model in (values["target"], values["draft"]):
                 if model is not None:
                     del model["source"]
+        for model in (values["target"], values["draft"]):
+            if model is not None and model["parallel_token"] is None:
+                del model["parallel_token"]
         for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.
             if not values[name]:
