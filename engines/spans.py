@@ -13,20 +13,30 @@ from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray,
 from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
 
 NO_ENCODER = "this model has no encoder: it reads no sources"
+NOT_READ = "slots of this engine are not read"
+NOT_WRITTEN = "slots of this engine are not written"
 
 
-class WithoutCopies:
-    """A base of engines whose slots are neither read nor written."""
+class WithoutStates:
+    """A base of engines whose slots are truncated anywhere."""
+
+    def first_start(self, slot: int) -> int:
+        """Return 0: any start is taken; see ``Engine.first_start``."""
+        return 0
+
+
+class WithoutCopies(WithoutStates):
+    """A base of engines whose slots are neither read nor written, and keep no states."""
 
     token_bytes = 0
 
     def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
         """Refuse; see ``Engine.read_slot``."""
-        raise EngineError("slots of this engine are not read")
+        raise EngineError(NOT_READ)
 
     def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
         """Refuse; see ``Engine.write_slot``."""
-        raise EngineError("slots of this engine are not written")
+        raise EngineError(NOT_WRITTEN)
 
 
 @dataclass(slots=True)
@@ -54,6 +64,10 @@ class WrappedEngine:
     def token_bytes(self) -> int:
         """Bytes of a token in what ``read_slot`` returns."""
         return self.engine.token_bytes
+
+    def first_start(self, slot: int) -> int:
+        """Return the least start but 0 that a slot takes; see ``Engine.first_start``."""
+        return self.engine.first_start(slot)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span; see ``Engine.keep_path``."""
@@ -174,6 +188,35 @@ def check_spans(
     return longest, most_wanted
 
 
+def check_open(spans: Sequence[Span], max_open: int, floors: Sequence[int]) -> None:
+    """Refuse spans that start before what was settled of their slots, or leave too much open (I5).
+
+    Args:
+        spans: that passed ``check_spans``.
+        max_open: tokens that may be open.
+        floors: [max_batch] settled tokens of every slot before this extend, its first start but 0.
+
+    Raises:
+        EngineError: naming the slot and the rule it breaks; nothing was computed.
+    """
+    for span in spans:
+        floor = floors[span.slot] if span.start else 0
+        num_tokens, num_settled = len(span.tokens), span.num_settled
+        if span.start < floor:
+            raise EngineError(
+                f"slot {span.slot}: start {span.start} is before its {floor} settled tokens, and not 0"
+            )
+        if not 0 <= num_settled <= num_tokens:
+            raise EngineError(
+                f"slot {span.slot}: num_settled {num_settled} must be 0..{num_tokens}"
+            )
+        num_open = span.start + num_tokens - (span.start + num_settled if num_settled else floor)
+        if num_open > max_open:
+            raise EngineError(
+                f"slot {span.slot}: {num_open} tokens would be open, limit max_open = {max_open}"
+            )
+
+
 def num_valid(span: Span) -> int:
     """Tokens its slot holds after a span: of a tree, those that follow one another from its root on."""
     if span.parents is None:
@@ -198,8 +241,12 @@ def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> Span:
     return tree
 
 
-def check_move(source: int, destination: int, length: int, lengths: Sequence[int]) -> None:
-    """Refuse a move outside the slots or of more tokens than the source holds.
+def check_move(
+    source: int, destination: int, length: int, lengths: Sequence[int], floor: int = 0
+) -> None:
+    """Refuse a move outside the slots or of more tokens than the source holds, or of fewer than it has settled.
+
+    ``floor`` is the first start of the source.
 
     Raises:
         EngineError: naming the rule; nothing was moved.
@@ -209,6 +256,8 @@ def check_move(source: int, destination: int, length: int, lengths: Sequence[int
         raise EngineError(f"move {source} -> {destination}: slots are 0..{max_batch - 1}")
     if not 0 <= length <= lengths[source]:
         raise EngineError(f"move of {length} tokens: slot {source} holds {lengths[source]}")
+    if 0 < length < floor:
+        raise EngineError(f"move of {length} tokens: slot {source} has {floor} settled ones")
 
 
 def check_read(slot: int, start: int, end: int, lengths: Sequence[int]) -> None:

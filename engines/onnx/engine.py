@@ -43,16 +43,20 @@ from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
-from outrider.engines.onnx.calls import OnnxCalls
+from outrider.engines.onnx.calls import Call, OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
 from outrider.engines.onnx.sources import OnnxSources
+from outrider.engines.onnx.states import SlotStates
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.spans import (
     NO_ENCODER,
+    NOT_READ,
+    NOT_WRITTEN,
     check_have_sources,
     check_kept_path,
     check_move,
+    check_open,
     check_read,
     check_spans,
     check_write,
@@ -117,6 +121,11 @@ class OnnxEngine:
             capacities=capacities(self.limits),
         )
         self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
+        self._states: SlotStates | None = None
+        if entry.states is not None:
+            self._states = SlotStates(entry.states, self.limits.max_batch)
+            # Keys and values without the states beside them are of no use.
+            self.token_bytes = 0
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -134,6 +143,7 @@ class OnnxEngine:
             trees=self._trees,
             cache=self._cache,
             sources=self._sources,
+            states=self._states,
             num_layers=entry.num_layers,
             limits=self.limits,
         )
@@ -195,6 +205,8 @@ class OnnxEngine:
         longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
         if self._sources is not None:
             check_have_sources(spans, self._sources.lengths)
+        if self._states is not None:
+            check_open(spans, self.limits.max_open or 0, self._states.bases)
         has_trees, furthest = False, 0
         for span in spans:
             has_trees = has_trees or span.parents is not None
@@ -231,15 +243,21 @@ class OnnxEngine:
         self._trees.keep_path(self._cache, slot, tree.start, path)
         self._cache.lengths[slot] = tree.start + len(path)
 
+    def first_start(self, slot: int) -> int:
+        """Return the settled tokens of a slot of a model with states; see ``Engine.first_start``."""
+        return 0 if self._states is None else self._states.bases[slot]
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the source and the first ``length`` cached tokens of one slot over another.
 
         Raises:
-            EngineError: a slot is outside the engine, or the source holds fewer tokens.
+            EngineError: a slot is outside the engine, or the source holds fewer tokens or has settled more.
         """
         self._require_open()
-        check_move(source, destination, length, self._cache.lengths)
+        check_move(source, destination, length, self._cache.lengths, self.first_start(source))
         self._cache.move(source, destination, length)
+        if self._states is not None:
+            self._states.move(source, destination, length)
         if self._sources is not None:
             self._sources.move(source, destination)
         self._tree_spans.pop(destination, None)
@@ -251,6 +269,8 @@ class OnnxEngine:
             EngineError: a slot is outside the engine, or holds fewer tokens.
         """
         self._require_open()
+        if self._states is not None:
+            raise EngineError(NOT_READ)
         check_read(slot, start, end, self._cache.lengths)
         return self._cache.read(slot, end, start)
 
@@ -262,6 +282,8 @@ class OnnxEngine:
                 more memory could not be had.
         """
         self._require_open()
+        if self._states is not None:
+            raise EngineError(NOT_WRITTEN)
         cache = self._cache
         count = check_write(slot, start, values, cache.token_shape, self.limits, cache.lengths)
         if cache.reserve(start + count):
@@ -273,6 +295,8 @@ class OnnxEngine:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
         self._require_open()
         self._tree_spans.clear()
+        if self._states is not None:
+            lengths = self._states.trimmed(lengths)
         try:
             if self._cache.trim(lengths):
                 self._calls.clear()
@@ -306,11 +330,20 @@ class OnnxEngine:
             # Padding is rows like others.
             all_tokens, all_wanted = len(spans) * num_tokens, len(spans) * num_wanted
         sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
-        call = self._calls.of(spans[0].slot, sizes, is_tree=is_tree)
+        states, slot = self._states, spans[0].slot
+        call: Call
+        if states is None:
+            call = self._calls.of(slot, sizes, is_tree=is_tree)
+        else:
+            call = self._calls.with_states(slot, sizes, states.columns(spans))
+            assert call.places is not None
+            states.begin(spans, call.places)
         call.fill(spans)
         for span in spans:
             self._cache.begin_write(span.slot, span.start, num_tokens)
         call.run()
+        if states is not None:
+            states.commit(spans)
         return call.answer(spans)
 
     def _run_apart(self, spans: Sequence[Span], most_wanted: int) -> FloatArray:
@@ -342,7 +375,8 @@ class OnnxEngine:
     def _is_batch_invariant(self) -> bool:
         """Test it with slot 0, whose source is gone afterwards."""
         if self._sources is None:
-            return is_batch_invariant(self.extend, self._cache, self.limits)
+            kept_of = None if self._states is None else self._states.kept_of
+            return is_batch_invariant(self.extend, self._cache, self.limits, kept_of)
         self.read([Source(slot=0, tokens=(0, 0, 0)[: self.limits.max_source])])
         try:
             return is_batch_invariant(self.extend, self._cache, self.limits)

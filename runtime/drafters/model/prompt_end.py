@@ -58,6 +58,11 @@ class PromptEndEngine(WrappedEngine):
         self.left_out[destination] = self.left_out[source]
         self._begin(destination, length)
 
+    def first_start(self, slot: int) -> int:
+        """Return the least start but 0 that a slot takes; see ``Engine.first_start``."""
+        floor = self.engine.first_start(slot)
+        return self.left_out[slot] + floor if floor else 0
+
     def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
         """Return what is cached of a slot's tokens.
 
