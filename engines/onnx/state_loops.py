@@ -64,7 +64,7 @@ def lay_out_states(
         kernel: K.
         max_open: G.
         num_settled: columns of the scan over settled tokens.
-        num_open: of the scan behind it.
+        num_open: of the scan behind it; both are 0 of layers without scans, whose places are not written.
         taps: [K * B * T], written.
         window_rows: [B * (K - 1 + G)], written.
         settled: [B * num_settled], written.
@@ -96,6 +96,8 @@ def lay_out_states(
             window_rows[row * window + column] = _window_place(
                 start + count - window + column, start, first, kept, window, aligned
             )
+        if not columns:
+            continue
         # Of the pending rows' pool.
         first, kept, num_pending = (
             1 + num_rows * max_open + row * width,

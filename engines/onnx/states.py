@@ -91,17 +91,18 @@ class SlotStates:
         self._cells = int64_view(self._spans)
 
     def columns(self, spans: Sequence[Span]) -> tuple[int, int]:
-        """Return the columns of the two scans of a call, at least one together."""
+        """Return the columns of the two scans of a call: at least one together, or none without scans."""
         moved = opened = 0
-        if self._entry.row:
-            for span in spans:
-                count, settled = len(span.tokens), span.num_settled
-                num_pending = span.start - self.bases[span.slot] if span.start else 0
-                if settled:
-                    moved = max(moved, num_pending + settled)
-                    opened = max(opened, count - settled)
-                elif count:
-                    opened = max(opened, num_pending + count)
+        if not self._entry.row:
+            return 0, 0
+        for span in spans:
+            count, settled = len(span.tokens), span.num_settled
+            num_pending = span.start - self.bases[span.slot] if span.start else 0
+            if settled:
+                moved = max(moved, num_pending + settled)
+                opened = max(opened, count - settled)
+            elif count:
+                opened = max(opened, num_pending + count)
         return moved, opened if moved else max(1, opened)
 
     def bind(
