@@ -140,7 +140,7 @@ def _check_states(name: str, part: ModelEntry, manifest: Manifest) -> None:
     most = dict.fromkeys(("mixers", "kernel", "channels", *sizes), MOST_SIZE)
     check_limits(
         (f"{name}.states.{field_name}", getattr(states, field_name), limit)
-        for field_name, limit in (most | {"max_open": max(1, manifest.max_gamma)}).items()
+        for field_name, limit in (most | {"max_open": MOST_TOKENS}).items()
     )
     wrong = {
         "requires' must have 'states'": STATES not in manifest.requires,
