@@ -25,9 +25,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from onnxscript import values
 from onnxscript.onnx_opset import opset24
+from outrider.engines.bundle import names
 from outrider.engines.bundle.states import SCAN_PLACES, WINDOW_PLACES, StatesEntry
 from outrider.export.model_config import LayerKinds
 from torch import Tensor, nn
@@ -149,8 +151,8 @@ class Mixers:
         self._kept = None
         if tensors:
             states, pending, windows, *places = tensors
-            names = (WINDOW_PLACES if windows else ()) + (SCAN_PLACES if states else ())
-            by_name = dict(zip(names, places, strict=True))
+            given = (WINDOW_PLACES if windows else ()) + (SCAN_PLACES if states else ())
+            by_name = dict(zip(given, places, strict=True))
             self._kept = _Kept(list(states), list(pending), list(windows), by_name)
 
     def kept(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -355,6 +357,22 @@ def replaced(model: nn.Module, mixers: Mixers | None) -> Iterator[None]:
         functional.softplus = own_softplus
         for name, function in own.items():
             setattr(module, name, function)
+
+
+def measure_tokens(graph: ir.Graph) -> None:
+    """Read the size of a batch from the tokens' own inputs, where the exporter read it from those of mixers."""
+    (start,) = (value for value in graph.inputs if value.name == names.START)
+    assert start.shape is not None
+    for node in graph:
+        measured = node.inputs[0] if node.op_type == "Shape" else None
+        if measured is None or measured.name not in (*WINDOW_PLACES, *SCAN_PLACES):
+            continue
+        first, end = (node.attributes[name].as_int() for name in ("start", "end"))
+        assert measured.shape is not None
+        if list(measured.shape[first:end]) == list(start.shape):
+            node.replace_input_with(0, start)
+            node.attributes["start"] = ir.AttrInt64("start", 0)
+            node.attributes["end"] = ir.AttrInt64("end", 1)
 
 
 def _operator(
