@@ -257,27 +257,30 @@ class Mixers:
 
     def _mamba2(
         self,
-        hidden_states: Tensor,
+        x: Tensor,
         dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
+        rates: Tensor,
+        keys: Tensor,
+        queries: Tensor,
+        *,
         dt_bias: Tensor | None = None,
         dt_softplus: bool = False,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         return_final_states: bool = False,
-        **_: Any,
+        **others: Any,
     ) -> Any:
-        """Return Mamba-2's answers [B, T, H, Dv]: C are queries, B keys, x dt values and A dt the decay."""
+        """Return Mamba-2's answers [B, T, H, Dv] to x [B, T, H, Dv] by steps dt [B, T, H].
+
+        ``rates`` [H] is A of the source, ``keys`` and ``queries`` [B, T, groups, Dk] are B and C; D is added as it is.
+        """
         dt = dt if dt_bias is None else dt + dt_bias
         dt = placeless_softplus(dt) if dt_softplus else dt
         least, most = dt_limit
         if least > 0.0 or most < float("inf"):
             dt = dt.clamp(least, most)
-        answers = self._scan(C, B, hidden_states * dt[..., None], dt * A, None, 1.0)
-        if D is not None:
-            answers = answers + D[:, None] * hidden_states
+        answers = self._scan(queries, keys, x * dt[..., None], dt * rates, None, 1.0)
+        if (passed := others.get("D")) is not None:
+            answers = answers + passed[:, None] * x
         return (answers, None) if return_final_states else answers
 
     def _scan(
@@ -312,7 +315,9 @@ class Mixers:
 
         def scan(places: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             rows = [*functional.embedding(places, pool).split(widths, 2), None][:5]
-            return linear_attention(*rows[:3], state, *rows[3:], query.shape[2], scale)
+            given = *rows[:3], state, *rows[3:], query.shape[2], scale
+            answers, after = linear_attention(*given)
+            return answers, after
 
         first, kept.states[number] = scan(settled, kept.states[number])
         second, _ = scan(open_, kept.states[number])
