@@ -35,7 +35,13 @@ from outrider.export.graph.tracing.encoder_decoder import SourcedDecoder, Source
 from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.tracing.latents import angles_without_complex
-from outrider.export.graph.tracing.mixers import MICROSOFT, OPERATORS, Mixers, replaced
+from outrider.export.graph.tracing.mixers import (
+    MICROSOFT,
+    OPERATORS,
+    Mixers,
+    measure_tokens,
+    replaced,
+)
 from outrider.export.graph.tracing.probe import mixer_sizes
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
@@ -153,6 +159,7 @@ def _rewrite(program: torch.onnx.ONNXProgram, num_positions: int, stand_ins: Sta
     """Rewrite a traced graph to its canonical form."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
+    measure_tokens(program.model.graph)
     drop_unread_outputs(program.model.graph)
     forget_row_counts(program.model.graph)
     fuse(program.model)

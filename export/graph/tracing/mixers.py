@@ -25,9 +25,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import onnx
+import onnx_ir as ir
 import torch
 from onnxscript import values
 from onnxscript.onnx_opset import opset24
+from outrider.engines.bundle import names
 from outrider.engines.bundle.states import SCAN_PLACES, WINDOW_PLACES, StatesEntry
 from outrider.export.model_config import LayerKinds
 from torch import Tensor, nn
@@ -149,8 +151,8 @@ class Mixers:
         self._kept = None
         if tensors:
             states, pending, windows, *places = tensors
-            names = (WINDOW_PLACES if windows else ()) + (SCAN_PLACES if states else ())
-            by_name = dict(zip(names, places, strict=True))
+            given = (WINDOW_PLACES if windows else ()) + (SCAN_PLACES if states else ())
+            by_name = dict(zip(given, places, strict=True))
             self._kept = _Kept(list(states), list(pending), list(windows), by_name)
 
     def kept(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -255,27 +257,30 @@ class Mixers:
 
     def _mamba2(
         self,
-        hidden_states: Tensor,
+        x: Tensor,
         dt: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        D: Tensor | None = None,
+        rates: Tensor,
+        keys: Tensor,
+        queries: Tensor,
+        *,
         dt_bias: Tensor | None = None,
         dt_softplus: bool = False,
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         return_final_states: bool = False,
-        **_: Any,
+        **others: Any,
     ) -> Any:
-        """Return Mamba-2's answers [B, T, H, Dv]: C are queries, B keys, x dt values and A dt the decay."""
+        """Return Mamba-2's answers [B, T, H, Dv] to x [B, T, H, Dv] by steps dt [B, T, H].
+
+        ``rates`` [H] is A of the source, ``keys`` and ``queries`` [B, T, groups, Dk] are B and C; D is added as it is.
+        """
         dt = dt if dt_bias is None else dt + dt_bias
         dt = placeless_softplus(dt) if dt_softplus else dt
         least, most = dt_limit
         if least > 0.0 or most < float("inf"):
             dt = dt.clamp(least, most)
-        answers = self._scan(C, B, hidden_states * dt[..., None], dt * A, None, 1.0)
-        if D is not None:
-            answers = answers + D[:, None] * hidden_states
+        answers = self._scan(queries, keys, x * dt[..., None], dt * rates, None, 1.0)
+        if (passed := others.get("D")) is not None:
+            answers = answers + passed[:, None] * x
         return (answers, None) if return_final_states else answers
 
     def _scan(
@@ -310,7 +315,9 @@ class Mixers:
 
         def scan(places: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             rows = [*functional.embedding(places, pool).split(widths, 2), None][:5]
-            return linear_attention(*rows[:3], state, *rows[3:], query.shape[2], scale)
+            given = *rows[:3], state, *rows[3:], query.shape[2], scale
+            answers, after = linear_attention(*given)
+            return answers, after
 
         first, kept.states[number] = scan(settled, kept.states[number])
         second, _ = scan(open_, kept.states[number])
@@ -355,6 +362,22 @@ def replaced(model: nn.Module, mixers: Mixers | None) -> Iterator[None]:
         functional.softplus = own_softplus
         for name, function in own.items():
             setattr(module, name, function)
+
+
+def measure_tokens(graph: ir.Graph) -> None:
+    """Read the size of a batch from the tokens' own inputs, where the exporter read it from those of mixers."""
+    (start,) = (value for value in graph.inputs if value.name == names.START)
+    assert start.shape is not None
+    for node in graph:
+        measured = node.inputs[0] if node.op_type == "Shape" else None
+        if measured is None or measured.name not in (*WINDOW_PLACES, *SCAN_PLACES):
+            continue
+        first, end = (node.attributes[name].as_int() for name in ("start", "end"))
+        assert measured.shape is not None
+        if list(measured.shape[first:end]) == list(start.shape):
+            node.replace_input_with(0, start)
+            node.attributes["start"] = ir.AttrInt64("start", 0)
+            node.attributes["end"] = ir.AttrInt64("end", 1)
 
 
 def _operator(

@@ -69,14 +69,18 @@ def mixer_sizes(
     return replace(mixers.sizes(), max_open=max_open)
 
 
-def refuse_untraceable(name: str, config: PretrainedConfig, model_config: ModelConfig) -> None:
-    """Refuse a decoder whose attention or cache is not that of the canonical graph.
+def refuse_untraceable(
+    name: str, config: PretrainedConfig, model_config: ModelConfig
+) -> StatesEntry | None:
+    """Refuse a decoder whose attention or cache is not that of the canonical graph; return what its mixers keep.
 
     Raises:
         BundleError: ``name`` cannot be exported; says why.
     """
+    states = None
     try:
-        reason = _why_not(config, model_config)
+        states = mixer_sizes(config, model_config, max_open=1)
+        reason = _why_not(config, model_config, states)
     except (UnsupportedAttentionError, UnsupportedMixerError) as error:
         reason = str(error)
     except _FAILURES as error:
@@ -86,6 +90,7 @@ def refuse_untraceable(name: str, config: PretrainedConfig, model_config: ModelC
             reason = "what the model computes depends on values, which a graph cannot express"
     if reason:
         raise BundleError(f"{name}: {config.model_type}: {reason}")
+    return states
 
 
 def refuse_other_part(name: str, whole: PretrainedConfig, config: PretrainedConfig) -> None:
@@ -130,7 +135,9 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _why_not(config: PretrainedConfig, model_config: ModelConfig) -> str:
+def _why_not(
+    config: PretrainedConfig, model_config: ModelConfig, states: StatesEntry | None
+) -> str:
     model = _without_weights(config)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return (
@@ -138,7 +145,6 @@ def _why_not(config: PretrainedConfig, model_config: ModelConfig) -> str:
         )
     calls, windows = _Calls(), Windows(model_config.max_position)
     mixers = None if model_config.kinds is None else Mixers(model_config.kinds)
-    states = mixer_sizes(config, model_config, max_open=1)
     example = decoder_signature(model_config, states).example
     with calls:
         logits = _answered(model, model_config, windows, mixers, example)
