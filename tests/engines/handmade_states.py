@@ -20,7 +20,7 @@ from outrider.engines.bundle.states import (
     place_names,
 )
 
-from tests.engines.handmade import LAYERS, WIDTH, Decoder, manifest_of
+from tests.engines.handmade import KV_HEADS, LAYERS, MAX_BATCH, WIDTH, Decoder, manifest_of
 
 MICROSOFT = "com.microsoft"
 KEY_HEADS, HEADS, SIZE = 1, 2, 8
@@ -152,12 +152,12 @@ class HybridDecoder(Decoder):
         return model
 
 
-def write_states_bundle(root: Path, states: StatesEntry, *, kv_heads: int = 2) -> Path:
+def write_states_bundle(root: Path, states: StatesEntry, *, max_batch: int = MAX_BATCH) -> Path:
     """A bundle of the handmade decoder with recurrent layers of these sizes."""
     (root / "target").mkdir(parents=True)
-    onnx.save(HybridDecoder(states, kv_heads).build(), root / "target" / "model.onnx")
+    onnx.save(HybridDecoder(states, KV_HEADS).build(), root / "target" / "model.onnx")
     (root / "tokenizer.json").write_text("{}")
-    write_manifest(root, with_states(manifest_of(root, kv_heads=kv_heads), states))
+    write_manifest(root, with_states(manifest_of(root, max_batch=max_batch), states))
     return root
 
 
