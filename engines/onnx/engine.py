@@ -120,12 +120,9 @@ class OnnxEngine:
             num_slots=self.limits.max_batch,
             capacities=capacities(self.limits),
         )
-        self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
-        self._states: SlotStates | None = None
-        if entry.states is not None:
-            self._states = SlotStates(entry.states, self.limits.max_batch)
-            # Keys and values without the states beside them are of no use.
-            self.token_bytes = 0
+        self._states = _states_of(entry, self.limits)
+        # Keys and values without the states beside them are of no use.
+        self.token_bytes = 0 if self._states else _FLOAT_BYTES * math.prod(self._cache.token_shape)
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -397,6 +394,11 @@ class OnnxEngine:
         if self._session is None:
             raise EngineError("this engine is closed")
         return self._session
+
+
+def _states_of(entry: ModelEntry, limits: EngineLimits) -> SlotStates | None:
+    """Return what slots keep of a model's recurrent layers; None where it has none."""
+    return None if entry.states is None else SlotStates(entry.states, limits.max_batch)
 
 
 def _packed_graph(

@@ -232,7 +232,7 @@ def _store_tables(graph: ir.Graph) -> None:
 
 def is_gate(weight: FloatArray, num_gates: int) -> bool:
     """Return whether a weight [K, N] gates a delta rule of so many heads: by decay, by beta, or both side by side."""
-    return weight.shape[1] <= 2 * num_gates
+    return int(weight.shape[1]) <= 2 * num_gates
 
 
 def _is_router(product: ir.Node) -> bool:

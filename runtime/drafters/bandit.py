@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 FADING = 0.98
 """Of what is known of a kind of requests, per request of that kind."""
-EXPLORATION = 0.25
+EXPLORATION = 0.08
 """Bonus of a drafter tried about as often as the log of all trials, as a share of the best speed."""
 
 

@@ -390,7 +390,7 @@ class Controller:
             host = self._times.host(row)
             depth = 0 if draft is None else _depth(draft)
             has_called = draft is not None and draft.num_computed is not None
-            called = depth if has_called else 0
+            called = _num_calls(draft, depth) if draft is not None and has_called else 0
             for position in range(called):
                 calls[position] += 1
             depths.append(depth)
@@ -432,6 +432,10 @@ class Controller:
         self._fixed_until_s = self._clock() + RETRY_S
         self._rows, self._decision.is_due, self._step.is_chosen = (), True, False
         self._measurement.stop()
+
+
+def _num_calls(draft: Draft, depth: int) -> int:
+    return depth if draft.num_calls is None else min(draft.num_calls, depth)
 
 
 def _depth(draft: Draft) -> int:
