@@ -100,9 +100,8 @@ class OnnxEngine:
     ) -> None:
         self.limits = bundle.limits(entry, max_batch, with_trees=with_trees)
         path = bundle.host_path(entry)
-        self._session: onnxruntime.InferenceSession | None = open_session(
-            path, num_threads=num_threads
-        )
+        session = open_session(path, num_threads=num_threads)
+        self._session: onnxruntime.InferenceSession | None = session
         self._packed = _packed_graph(self._session, entry, path, self.limits)
         self.packs_rows = self._packed is not None
         extra = frozenset() if self._packed is None else self._packed.extra_inputs
