@@ -2,7 +2,8 @@
 
 A bundle's context and slots are what its graphs can. The caches of all slots, full, are reckoned: they take at most
 ``MEMORY_SHARE`` of what weights and the cache of prefixes leave. Where that is too little for all slots of the whole
-context, ``FEW_SLOTS`` share it, with as long a context as fits, and as many more as fit beside. The states of recurrent layers are taken off first.
+context, ``FEW_SLOTS`` share it, with as long a context as fits, and as many more as fit beside. What recurrent layers
+keep of each slot is taken off first.
 """
 
 from __future__ import annotations
