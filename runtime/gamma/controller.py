@@ -402,14 +402,16 @@ class Controller:
                 name = row.spec.internal_id
                 self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]
-        longest, widest = max([gamma or 0 for gamma in step.gammas]), max(depths)
-        measurement.num_plain = 0 if longest else measurement.num_plain + 1
+        widest = max(depths)
+        measurement.num_plain = 0 if widest else measurement.num_plain + 1
+        if measurement.tried_row is not None and not widest:
+            measurement.num_left += 1  # nothing was drafted: nothing was tried, and nothing lost
         decision.owed_s = max(0.0, decision.owed_s - COST_SHARE * seconds)
         prices, ratios = self._times.of_rows(live, num_rows), self._times.ratios
-        is_settled = longest or measurement.num_plain > guard.SETTLING_STEPS
+        is_settled = widest or measurement.num_plain > guard.SETTLING_STEPS
         if num_rows == len(live) and seconds > 0.0 and not step.catch_up_s and is_settled:
             table_s = prices.step_s(sum(depths), widest, calls[:widest], host_s)
-            ratios.add(num_rows, longest, seconds / table_s)
+            ratios.add(num_rows, widest, seconds / table_s)
         plain_s = prices.verify_s[0] * ratios.of(num_rows, 0)
         self._charge((num_emitted, seconds, num_rows, plain_s), is_on=widest > 0)
 
