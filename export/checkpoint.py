@@ -52,7 +52,7 @@ class Checkpoint:
         packed: how its weights are packed as integers; None where they are not.
         is_gguf: whether its matrices are in a GGUF file.
         whole: configuration of the model that ``config`` is the text part of; None where it is the whole.
-        states: what its mixers keep of each slot, with one token that may be rejected; None without.
+        states: what its mixers keep of each slot of which one token may be rejected; None without mixers.
     """
 
     path: Path
@@ -70,6 +70,10 @@ class Checkpoint:
         if window is None or window < max_context:
             return self
         return replace(self, model_config=replace(self.model_config, window=None))
+
+    def slot_states(self, max_gamma: int) -> StatesEntry | None:
+        """Return what mixers keep of each slot where so many drafts may be rejected; None without mixers."""
+        return self.states and replace(self.states, max_open=max(max_gamma, 1))
 
     def num_weight_bytes(self) -> int:
         """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""

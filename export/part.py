@@ -131,12 +131,9 @@ class _Export:
     def __init__(self, part: Part, root: Path, sizes: Sizes, progress: Progress) -> None:
         self._part = part
         self._model_config = part.checkpoint.model_config
-        states = part.checkpoint.states
-        if states is not None:
-            states = replace(states, max_open=max(sizes.max_gamma, 1))
-            # A tree would need a state per branch.
+        self._states = part.checkpoint.slot_states(sizes.max_gamma)
+        if self._states is not None:  # A tree would need a state per branch.
             sizes = replace(sizes, max_tree_nodes=0)
-        self._states = states
         self._sizes = sizes
         self._path = root / part.name / MODEL_FILE
         self._device_graphs = device_graphs()

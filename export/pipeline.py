@@ -39,6 +39,7 @@ from outrider.export.weights.w8a8 import INTEGER_KINDS
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
 _DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
+_FLOAT32_BYTES = 4
 _PACKAGES = (SERVER, "torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
@@ -126,7 +127,7 @@ def _export(
     parts = _parts(checkpoints, options)
     max_context = options.max_context
     if max_context is None:
-        max_context = _default_context(checkpoints, told)
+        max_context = _default_context(checkpoints, options.max_gamma, told)
         parts = {
             name: replace(part, checkpoint=part.checkpoint.within(max_context))
             for name, part in parts.items()
@@ -175,8 +176,14 @@ def _calibrated(parts: Mapping[str, Part], text: Path) -> dict[str, Part]:
     }
 
 
-def _default_context(checkpoints: Mapping[str, Checkpoint], progress: Progress) -> int:
-    found, words = default_context({name: one.model_config for name, one in checkpoints.items()})
+def _default_context(
+    checkpoints: Mapping[str, Checkpoint], max_gamma: int, progress: Progress
+) -> int:
+    states = [one.slot_states(max_gamma) for one in checkpoints.values()]
+    found, words = default_context(
+        {name: one.model_config for name, one in checkpoints.items()},
+        slot_bytes=sum(_FLOAT32_BYTES * one.slot_floats for one in states if one is not None),
+    )
     progress.tell(words)
     return found
 

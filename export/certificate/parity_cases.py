@@ -103,6 +103,7 @@ def parity_cases(model_config: ModelConfig, max_gamma: int, seed: int) -> dict[s
     scripts = {"rollback": rollback, "single_token": _continue(prompts, 1), "ragged": ragged}
     if model_config.kinds is not None:
         scripts["rejections"] = _rejections(prompts, max_gamma)
+        scripts["drafting"] = _drafting(prompts, max_gamma)
     cases = {name: Case(extends=script, sources=sources) for name, script in scripts.items()}
     cases["rollback"] = replace(cases["rollback"], beginnings={"prefill": 1, "verify": 2})
     verify = Case(extends=_continue(prompts, max_gamma + 1), sources=sources)
@@ -246,6 +247,17 @@ def _rejections(prompts: IntArray, max_gamma: int) -> list[Extend]:
             Extend(sequences=others, start=kept, num_tokens=4),
         ]
     return extends
+
+
+def _drafting(prompts: IntArray, max_gamma: int) -> list[Extend]:
+    """Write tokens one by one that may all be taken back, as a draft model does, and a few that stay."""
+    nothing = np.zeros(len(prompts), np.int64)
+    drafts = [
+        replace(_extend(prompts, _PREFILL + place, 1), settled=nothing)
+        for place in range(max_gamma)
+    ]
+    prefill = replace(_extend(prompts, 0, _PREFILL), is_compared=False)
+    return [prefill, *drafts, _extend(prompts, _PREFILL + max_gamma, 4)]
 
 
 def _otherwise(prompts: IntArray, kept: IntArray) -> IntArray:
