@@ -84,6 +84,8 @@ class EngineLimits:
         max_prompt_rows: rows that one call runs together whatever their length; 0 for ``max_batch``.
         max_source: tokens of a source at most; 0 for a model without an encoder, which reads none.
         max_open: tokens that a slot may hold behind its settled text; None for any, of a model without states.
+        parallel_token: stands for tokens that are not known yet, in a model that was taught to continue over them;
+            None for any other.
     """
 
     max_batch: int
@@ -94,6 +96,7 @@ class EngineLimits:
     max_prompt_rows: int = 0
     max_source: int = 0
     max_open: int | None = None
+    parallel_token: int | None = None
 
 
 @step_value

@@ -76,6 +76,8 @@ class ModelConfig:
         has_experts: whether layers route tokens to experts.
         pad_token_id: what texts of a batch are padded with in training; None where unknown.
         decoder_start_token_id: the first token of every answer to a source; None where unknown.
+        parallel_token: stands for tokens that are not known yet, in drafts that continue over it (PARD's
+            ``pard_token``); None in all others.
         source: of its encoder; None for a decoder-only model.
         changing_rope: type of the rotary embedding, where the angles of all tokens change once a text is longer than
             ``max_position``; else empty.
@@ -92,6 +94,7 @@ class ModelConfig:
     bos_token_id: int | None
     pad_token_id: int | None = None
     decoder_start_token_id: int | None = None
+    parallel_token: int | None = None
     source: EncoderConfig | None = None
     has_experts: bool = False
     changing_rope: str = ""
@@ -123,6 +126,7 @@ def read_model_config(
         bos_token_id=_token_id(config, "bos_token_id", vocab_size),
         pad_token_id=_token_id(config, "pad_token_id", vocab_size),
         decoder_start_token_id=_token_id(config, "decoder_start_token_id", vocab_size),
+        parallel_token=_token_id(config, "pard_token", vocab_size),
         source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
         has_experts=has_experts(config),
         changing_rope=changing_rope,

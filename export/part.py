@@ -332,6 +332,7 @@ class _Export:
             device_precision=self._precision,
             source=_source_entry(model_config),
             states=self._states,
+            parallel_token=model_config.parallel_token if self._part.name == "draft" else None,
         )
 
 

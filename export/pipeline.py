@@ -39,7 +39,6 @@ from outrider.export.weights.w8a8 import INTEGER_KINDS
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
 _DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
-_FLOAT32_BYTES = 4
 _PACKAGES = (SERVER, "torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
@@ -182,7 +181,7 @@ def _default_context(
     states = [one.slot_states(max_gamma) for one in checkpoints.values()]
     found, words = default_context(
         {name: one.model_config for name, one in checkpoints.items()},
-        slot_bytes=sum(_FLOAT32_BYTES * one.slot_floats for one in states if one is not None),
+        slot_bytes=sum(one.slot_bytes for one in states if one is not None),
     )
     progress.tell(words)
     return found

@@ -183,12 +183,13 @@ def export_small(tiny_checkpoints: tuple[Path, Path], tmp_path: Path) -> Callabl
 
     def export(
         target: Path = tiny_checkpoints[1],
+        draft: Path | None = None,
         out: Path = tmp_path / "bundle",
         progress: Callable[[str], None] = lambda stage: None,
         **options: object,
     ) -> Bundle:
         wanted = ExportOptions(**{"max_context": 64} | options)
-        return export_bundle(target=target, draft=None, out=out, options=wanted, progress=progress)
+        return export_bundle(target=target, draft=draft, out=out, options=wanted, progress=progress)
 
     return export
 

@@ -56,6 +56,7 @@ class ModelEntry:
             ``DEVICE_PRECISIONS``; empty where there are none.
         source: its encoder; None for a decoder-only model.
         states: its layers that keep a state; None without. ``num_layers`` counts those with keys and values.
+        parallel_token: of a draft that proposes several tokens in one call: see ``EngineLimits``.
     """
 
     path: Text
@@ -71,6 +72,7 @@ class ModelEntry:
     device_precision: Text = ""
     source: SourceEntry | None = None
     states: StatesEntry | None = None
+    parallel_token: Size | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +168,9 @@ class Manifest:
                 if model is not None:
                     del model["source"]
         for model in (values["target"], values["draft"]):
-            if model is not None and model["states"] is None:
-                del model["states"]
+            for name in ("states", "parallel_token"):
+                if model is not None and model[name] is None:
+                    del model[name]
         for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.
             if not values[name]:

@@ -47,6 +47,8 @@ def check_manifest(manifest: Manifest) -> None:
         check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
         _check_source(name, part, manifest)
         _check_states(name, part, manifest)
+        if part.parallel_token is not None:
+            check_limits([(f"{name}.parallel_token", part.parallel_token, part.vocab_size - 1)])
         if part.device_precision not in ("", *DEVICE_PRECISIONS):
             raise BundleError(
                 f"{MANIFEST_FILE}: field '{name}.device_precision' must be empty or one of "

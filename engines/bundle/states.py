@@ -18,6 +18,7 @@ from functools import cache
 
 from outrider.engines.bundle.fields import Count, Size, Text
 
+_FLOAT32_BYTES = 4
 STATES = "states"
 """What a bundle requires of its server where a model has states."""
 
@@ -71,10 +72,11 @@ class StatesEntry:
         return self.kernel - 1 + self.max_open
 
     @property
-    def slot_floats(self) -> int:
-        """Numbers that a slot keeps, however long its text."""
+    def slot_bytes(self) -> int:
+        """Bytes that a slot takes, however long its text; windows and pending rows twice: a call writes them apart."""
         state = self.heads * self.key_size * self.value_size
-        return self.mixers * (state + self.max_open * self.row + self.window * self.channels)
+        written = self.max_open * self.row + self.window * self.channels
+        return _FLOAT32_BYTES * self.mixers * (state + 2 * written)
 
 
 @cache

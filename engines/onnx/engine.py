@@ -100,9 +100,8 @@ class OnnxEngine:
     ) -> None:
         self.limits = bundle.limits(entry, max_batch, with_trees=with_trees)
         path = bundle.host_path(entry)
-        self._session: onnxruntime.InferenceSession | None = open_session(
-            path, num_threads=num_threads
-        )
+        session = open_session(path, num_threads=num_threads)
+        self._session: onnxruntime.InferenceSession | None = session
         self._packed = _packed_graph(self._session, entry, path, self.limits)
         self.packs_rows = self._packed is not None
         extra = frozenset() if self._packed is None else self._packed.extra_inputs
@@ -120,12 +119,9 @@ class OnnxEngine:
             num_slots=self.limits.max_batch,
             capacities=capacities(self.limits),
         )
-        self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
-        self._states: SlotStates | None = None
-        if entry.states is not None:
-            self._states = SlotStates(entry.states, self.limits.max_batch)
-            # Keys and values without the states beside them are of no use.
-            self.token_bytes = 0
+        self._states = _states_of(entry, self.limits)
+        # Keys and values without the states beside them are of no use.
+        self.token_bytes = 0 if self._states else _FLOAT_BYTES * math.prod(self._cache.token_shape)
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -397,6 +393,11 @@ class OnnxEngine:
         if self._session is None:
             raise EngineError("this engine is closed")
         return self._session
+
+
+def _states_of(entry: ModelEntry, limits: EngineLimits) -> SlotStates | None:
+    """Return what slots keep of a model's recurrent layers; None where it has none."""
+    return None if entry.states is None else SlotStates(entry.states, limits.max_batch)
 
 
 def _packed_graph(

@@ -120,7 +120,7 @@ class SamplingRow:
         parents: judge only; None for a chain. For a tree, draft token i is node i + 1 and stands behind node
             ``parents[i]``, one of 0..i, where node 0 is the last token of ``history`` (``engines.trees``); column n of
             the row's logits follows node n. Trees are judged by ``engines.sampling.tree_judge``.
-        candidates: judge only, of a sampled tree: per node 0..N its children in the order they were drawn, all
+        candidates: judge only, of a sampled tree: per node 0..N its children, the drawn one first, all
             different; ``CandidateSampler.propose_children`` kept their probabilities. Without them a tree holds point
             masses.
         masks: [M, ceil(V / 32)] int32, rows contiguous, V of the target; None where every token may follow. Bit t % 32
@@ -257,7 +257,7 @@ class CandidateSampler(Sampler, Protocol):
     def propose_children(
         self, logits: FloatArray, points: Sequence[CandidateNode], *, vocab_size: int
     ) -> list[tuple[int, ...]]:
-        """Draw children of nodes, in the order they will be tested, and keep their probabilities for ``judge``.
+        """Choose children of nodes, in the order they will be tested, and keep their probabilities for ``judge``.
 
         Drawing at the root of a row forgets what was kept of its last tree.
 

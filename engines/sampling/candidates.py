@@ -1,16 +1,18 @@
 """Candidates of the nodes of a tree: drawn from the draft model and judged one after another.
 
-At a node the candidates are tested in the order they were drawn, each by the ratio test against what is left of the
-target's distribution. A candidate is kept where u * l * q_k(x_k) < cur(x_k), else cur becomes the residual
-norm((cur - q_k)+). A kept candidate is the next node; where none was kept, the token is drawn from what is left. q_k is
-the distribution that candidate k was drawn from, given its siblings before it: siblings are drawn without replacement,
-so it is the draft row less their tokens, renormalised.
+Of K candidates K - 1 are the likeliest tokens of the draft row, and one is drawn from the rest of it. At a node the
+drawn one is tested first, then the others, each by the ratio test against what is left of the target's distribution. A
+candidate is kept where u * l * q_k(x_k) < cur(x_k), else cur becomes the residual norm((cur - q_k)+). A kept candidate
+is the next node; where none was kept, the token is drawn from what is left. q_1 is the draft row less the likeliest
+tokens, renormalised, and every other q_k a point mass: which tokens they are is known before anything is drawn. So a
+candidate is kept with probability p(S) + the sum over the rest of min(p, q_1), S being the likeliest tokens: no test of
+these candidates keeps more, since outside S the target's token has to be the drawn one.
 
 The definition, with the proof, is ``runtime.oracle.tree_walks.node_wise_walk``. A walk visits one node per depth, so
 its coins and its last draw are addressed by position.
 
-Source: Jeon et al. 2024 (arXiv:2402.14160); with replacement, which the oracle keeps, Miao et al. 2023
-(arXiv:2305.09781). p is the target row, q_k the distribution of candidate k.
+Source: Miao et al. 2023 (arXiv:2305.09781), tests one after another; which candidates, and in which order, is our own.
+p is the target row, q_k the distribution of candidate k.
 """
 
 from __future__ import annotations
@@ -60,26 +62,38 @@ class CandidateProbs:
 
 
 def draw_candidates(
-    probs: TokenProbs,
-    count: int,
-    uniform: Callable[[int], float],
-    *,
-    scratch: FloatArray,
+    probs: TokenProbs, count: int, uniform: float, *, scratch: FloatArray
 ) -> tuple[int, ...]:
-    """Draw different candidates of one node, in order; fewer than wanted where nothing is left to draw.
+    """Return different candidates of one node: one that is drawn, then the likeliest; fewer where there are no more.
 
     Args:
         probs: q.
-        count: candidates wanted.
-        uniform: fresh number in [0, 1) of each.
+        count: candidates wanted, at least 1.
+        uniform: fresh number in [0, 1).
         scratch: [V] to write in.
     """
+    points = likeliest(probs, count - 1, scratch)
+    left = without(probs, points, scratch)
+    return (left.draw(uniform), *points) if left.total() > 0.0 else points
+
+
+def likeliest(probs: TokenProbs, count: int, scratch: FloatArray) -> tuple[int, ...]:
+    """Return the tokens of the greatest weights, of equal ones the lower first; none of weight 0.
+
+    Args:
+        probs: q.
+        count: tokens wanted.
+        scratch: [V] to write in.
+    """
+    if probs.ids is not None:
+        order = np.lexsort((probs.ids, -probs.weights))[:count]
+        return tuple(int(probs.ids[at]) for at in order if probs.weights[at] > 0.0)
+    left = scratch[: len(probs.weights)]
+    left[:] = probs.weights
     tokens: list[int] = []
-    for index in range(count):
-        left = without(probs, tokens, scratch)
-        if left.total() <= 0.0:
-            break
-        tokens.append(left.draw(uniform(index)))
+    while len(tokens) < count and left[token := int(left.argmax())] > 0.0:
+        tokens.append(token)
+        left[token] = 0.0
     return tuple(tokens)
 
 
@@ -108,7 +122,7 @@ class CandidateTree:
 
     Attributes:
         tokens: of nodes 1, 2, ...
-        candidates: per node its children in the order they were drawn.
+        candidates: per node its children: the one that was drawn, then the likeliest.
         lenience: l in (0, 1]; 1 is exact.
         target_at: p behind a node, given the tokens that lead there; None where the logits are not finite, or no token
             may follow. Valid until the next call.
@@ -165,12 +179,16 @@ class CandidateJudge:
         self, tree: CandidateTree, node: int, path: tuple[int, ...], probs: TokenProbs
     ) -> tuple[int | None, TokenProbs, int]:
         """Return the child that is kept, or None and the distribution left; and how many residuals had no mass."""
-        draft = tree.draft_at(path)
-        tried: list[int] = []
+        children = tree.candidates[node]
+        tokens = [tree.tokens[child - 1] for child in children]
         num_empty = 0
-        for index, child in enumerate(tree.candidates[node]):
-            token = tree.tokens[child - 1]
-            proposal = without(draft, tried, self._draft)
+        for index, (child, token) in enumerate(zip(children, tokens, strict=True)):
+            # Where nothing was left to draw from, the first of the likeliest is all that the others leave.
+            proposal = (
+                point_mass(token)
+                if index
+                else without(tree.draft_at(path), tokens[1:], self._draft)
+            )
             coin = tree.coin(len(path), index)
             judged = judge_token(probs, proposal, token, coin, tree.lenience, self._next)
             if judged.is_kept:
@@ -180,7 +198,6 @@ class CandidateJudge:
                 num_empty += 1
             else:
                 self._left, self._next = self._next, self._left
-            tried.append(token)
         return None, probs, num_empty
 
 
@@ -210,7 +227,7 @@ class RowCandidates:
         return draw_candidates(
             probs,
             point.count,
-            lambda index: self._of_sibling(row, Purpose.CANDIDATE, len(path), point.node, index),
+            self._of_sibling(row, Purpose.CANDIDATE, len(path), point.node, 0),
             scratch=self._target_row(),
         )
 

@@ -102,22 +102,8 @@ def export_model(
     model.eval()
     try:
         if model_config.source is None:
-            stand_ins, seen = StandIns(), Windows(last)
             states = mixer_sizes(model.config, model_config, max_open)
-            mixed = None if model_config.kinds is None else Mixers(model_config.kinds)
-            with (
-                separate_experts(model),
-                replaced(model, mixed),
-                stand_ins.inside(model),
-                angles_without_complex(model),
-                original_angles(model),
-                taken_over(model, seen) as head,
-            ):
-                decoder = CanonicalDecoder(model, head, seen, max_position=last, mixers=mixed)
-                program = _trace(decoder, decoder_signature(model_config, states))
-            if reason := seen.why_not(model_config.window):
-                raise BundleError(f"{path.parent.name}: {reason}")
-            _rewrite(program, last, stand_ins)
+            program = _decoder_program(model, path, states, last)
             if keeps_blocks:
                 keep_blocks(program.model.graph)
             _save(program, path, keeps_halves=keeps_halves)
@@ -127,6 +113,29 @@ def export_model(
             _export_text2text(model, path, (last, most), keeps_halves=keeps_halves)
     finally:
         model.train(was_training)
+
+
+def _decoder_program(
+    model: PreTrainedModel, path: Path, states: StatesEntry | None, num_positions: int
+) -> torch.onnx.ONNXProgram:
+    """Return a causal decoder as it is written to ``path``; ``states`` is what its mixers keep."""
+    model_config = read_model_config(model.config)
+    stand_ins, seen = StandIns(), Windows(num_positions)
+    mixed = None if model_config.kinds is None else Mixers(model_config.kinds)
+    with (
+        separate_experts(model),
+        replaced(model, mixed),
+        stand_ins.inside(model),
+        angles_without_complex(model),
+        original_angles(model),
+        taken_over(model, seen) as head,
+    ):
+        decoder = CanonicalDecoder(model, head, seen, max_position=num_positions, mixers=mixed)
+        program = _trace(decoder, decoder_signature(model_config, states))
+    if reason := seen.why_not(model_config.window):
+        raise BundleError(f"{path.parent.name}: {reason}")
+    _rewrite(program, num_positions, stand_ins)
+    return program
 
 
 def _export_text2text(

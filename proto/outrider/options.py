@@ -110,6 +110,7 @@ class ChatParams(TypedDict, total=False):
     tool_name: str
     parallel_tool_calls: bool
     parse_answer: bool
+    max_reasoning_tokens: int
 
 
 class RequestOptions(SamplingParams, ChatParams, total=False):

@@ -118,7 +118,9 @@ class ServerConfig:
         ),
     )
     block_verification: bool = setting(
-        False, Panel.DRAFTING, "Judge sampled drafts of max_accept as whole blocks."
+        True,
+        Panel.DRAFTING,
+        "Judge sampled drafts of max_accept as whole blocks; not trees, nor rounds on a device.",
     )
     default_drafter: str = setting(
         "model",

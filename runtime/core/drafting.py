@@ -21,7 +21,7 @@ from outrider.runtime.core.settings import Option, Panel, converted, setting
 
 AUTO = "auto"
 """Stands for the drafter that recent requests went fastest with."""
-AUTO_DRAFTERS = ("model", "lookup+model", "suffix+model", "lookup")
+AUTO_DRAFTERS = ("model", "suffix+model", "suffix")
 GONE: Mapping[str, str] = {
     "recycling": "suffix",
     "ngram": "suffix",

@@ -17,8 +17,12 @@ from dataclasses import dataclass
 
 FADING = 0.98
 """Of what is known of a kind of requests, per request of that kind."""
-EXPLORATION = 0.25
-"""Bonus of a drafter tried about as often as the log of all trials, as a share of the best speed."""
+EXPLORATION = 0.08
+"""Bonus of a drafter tried about as often as the log of all trials, as a share of the best speed.
+
+With speeds of .99, 1.15 and 1.06 and requests that differ by 10 %, requests 11 to 20 go at .98 of the best, later ones at
+.99; with a bonus of .25 at .96 and .97.
+"""
 
 
 @dataclass(slots=True)

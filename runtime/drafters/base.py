@@ -117,6 +117,7 @@ class Draft:
             ``candidates`` its nodes are judged as point masses, also where they were drawn.
         candidates: of a tree whose candidates the sampler drew and keeps the probabilities of,
             ``DraftTree.candidates``.
+        num_calls: calls of the draft model that drafted it; None for one per token.
         expected: of these tokens, how many the drafter expects to be kept; None where it does not
             say. Decides in a chain of fallbacks whether the next drafter is asked.
     """
@@ -126,6 +127,7 @@ class Draft:
     num_computed: int | None = None
     parents: tuple[int, ...] | None = None
     candidates: tuple[tuple[int, ...], ...] | None = None
+    num_calls: int | None = None
     expected: float | None = None
 
 

@@ -59,7 +59,10 @@ class Options(NamedTuple):
 def options_of(
     rows: Rows, expected: Expected, prices: RowPrices, ratios: Sequence[float]
 ) -> Options:
-    """Return the choice for every longest draft; ``ratios`` [G + 1] are measured over tabled seconds."""
+    """Return the choice for every longest draft; ``ratios`` [G + 1] by longest draft are measured over tabled seconds.
+
+    A step of which less is expected to be drafted is as wrong as the lengths that it lies between.
+    """
     num_rows, most = expected.survival.shape
     survival, scales = expected.survival, np.array(ratios)
     longest = np.arange(most + 1)
@@ -84,7 +87,8 @@ def options_of(
     totals, widest = lengths.sum(axis=1).tolist(), lengths.max(axis=1).tolist()
     step_s = list(map(prices.step_s, totals, widest, calls, host_s))
     caught_s = ((gammas > 0) * rows.catch_up_s * (1.0 + gained)).sum(axis=1)
-    return Options(gammas, num_rows + gained.sum(axis=1), np.array(step_s) * scales + caught_s)
+    step_scales = np.interp(widest, longest, scales)
+    return Options(gammas, num_rows + gained.sum(axis=1), np.array(step_s) * step_scales + caught_s)
 
 
 def _sums(shares: Floats, gammas: Ints) -> Floats:

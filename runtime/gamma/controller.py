@@ -390,7 +390,7 @@ class Controller:
             host = self._times.host(row)
             depth = 0 if draft is None else _depth(draft)
             has_called = draft is not None and draft.num_computed is not None
-            called = depth if has_called else 0
+            called = _num_calls(draft, depth) if draft is not None and has_called else 0
             for position in range(called):
                 calls[position] += 1
             depths.append(depth)
@@ -402,14 +402,16 @@ class Controller:
                 name = row.spec.internal_id
                 self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]
-        longest, widest = max([gamma or 0 for gamma in step.gammas]), max(depths)
-        measurement.num_plain = 0 if longest else measurement.num_plain + 1
+        widest = max(depths)
+        measurement.num_plain = 0 if widest else measurement.num_plain + 1
+        if measurement.tried_row is not None and not widest:
+            measurement.num_left += 1  # nothing was drafted: nothing was tried, and nothing lost
         decision.owed_s = max(0.0, decision.owed_s - COST_SHARE * seconds)
         prices, ratios = self._times.of_rows(live, num_rows), self._times.ratios
-        is_settled = longest or measurement.num_plain > guard.SETTLING_STEPS
+        is_settled = widest or measurement.num_plain > guard.SETTLING_STEPS
         if num_rows == len(live) and seconds > 0.0 and not step.catch_up_s and is_settled:
             table_s = prices.step_s(sum(depths), widest, calls[:widest], host_s)
-            ratios.add(num_rows, longest, seconds / table_s)
+            ratios.add(num_rows, widest, seconds / table_s)
         plain_s = prices.verify_s[0] * ratios.of(num_rows, 0)
         self._charge((num_emitted, seconds, num_rows, plain_s), is_on=widest > 0)
 
@@ -432,6 +434,10 @@ class Controller:
         self._fixed_until_s = self._clock() + RETRY_S
         self._rows, self._decision.is_due, self._step.is_chosen = (), True, False
         self._measurement.stop()
+
+
+def _num_calls(draft: Draft, depth: int) -> int:
+    return depth if draft.num_calls is None else min(draft.num_calls, depth)
 
 
 def _depth(draft: Draft) -> int:

@@ -65,7 +65,8 @@ class Budget:
         left_s: of the budget; negative where it was overdrawn.
         is_open: drafts that are expected to gain may be made. False from when the budget ran out until a step with
             drafts gains.
-        saved_s: earned since drafts were last made: tries are paid from this, never from a past gain.
+        saved_s: of the first budget and of what was earned since, without what drafts have lost: tries are paid from
+            this, never from a gain.
     """
 
     left_s: float
@@ -83,7 +84,8 @@ class Budgets:
 
     def of(self, num_rows: int, plain_s: float) -> Budget:
         """Return the budget of about so many rows, whose plain step takes ``plain_s``."""
-        return self._by_load.setdefault(load_of(num_rows), Budget(FIRST_STEPS * plain_s))
+        first_s = FIRST_STEPS * plain_s
+        return self._by_load.setdefault(load_of(num_rows), Budget(first_s, saved_s=first_s))
 
     def plain(self, budget: Budget, seconds: float, plain_s: float, *, goes_on: bool) -> None:
         """Add the share that a plain step earns; catching up is charged in full unless drafts go on after it."""
@@ -92,6 +94,7 @@ class Budgets:
         budget.saved_s += earned_s
         if not goes_on:
             budget.left_s -= self._invested_s
+            budget.saved_s = max(0.0, budget.saved_s - self._invested_s)
             self._invested_s = 0.0
 
     def drafted(
@@ -108,7 +111,7 @@ class Budgets:
         lost_s = min(lost_s, MOST_LOST * plain_s)
         budget.left_s += LOST_SHARE * seconds - lost_s - due_s
         budget.left_s = min(budget.left_s, MOST_STEPS * plain_s)
-        budget.saved_s = 0.0
+        budget.saved_s = max(0.0, budget.saved_s - max(0.0, lost_s) - due_s)
         if budget.left_s < 0.0:
             budget.is_open = False
         elif lost_s < 0.0:

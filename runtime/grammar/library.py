@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -19,6 +20,7 @@ INSTALL = "llguidance is not installed at the server: pip install 'outrider-serv
 MOST_RULE = 160
 """Characters of the library's own words in a refusal: they may quote the whole grammar."""
 _HIDDEN = "..."
+_UNKEPT = re.compile(r"Unimplemented keys: \[(.*)\]")
 # Of JSON Schema and Lark: a refusal may name them, whoever wrote them.
 _KEYWORDS = frozenset(
     [
@@ -242,4 +244,7 @@ def _short(message: str, text: str) -> str:
     told = " ".join(
         _HIDDEN if _repeats(word, given) else word for word in told.removeprefix("error: ").split()
     )
+    if found := _UNKEPT.fullmatch(told):
+        names = found[1].replace('"', "")
+        told = f'cannot keep {names}; leave it out, or say "x-guidance": {{"lenient": true}} and check answers'
     return told if len(told) <= MOST_RULE else told[: MOST_RULE - 3] + "..."

@@ -58,6 +58,7 @@ class SpeculationPolicy:
         config: defaults, and the patience with failures.
         max_gamma: draft tokens of one row in one step.
         can_adapt: whether gamma can be chosen step by step.
+        judges_blocks: whether whole blocks cost nothing more: on the host. Requests that ask get them everywhere.
         elapsed: what requests are timed by where a drafter is chosen for them, only ever growing.
 
     Attributes:
@@ -76,6 +77,7 @@ class SpeculationPolicy:
         max_gamma: int,
         *,
         can_adapt: bool = False,
+        judges_blocks: bool = True,
         elapsed: Callable[[], float] = time.monotonic,
     ) -> None:
         if config.default_drafter != AUTO:
@@ -86,6 +88,7 @@ class SpeculationPolicy:
         self._config = config
         self._max_gamma = max_gamma
         self._can_adapt = can_adapt
+        self._judges_blocks = judges_blocks and config.block_verification
         self.breakers: dict[str, Breaker] = {}
         self.has_chosen = False
         self._elapsed = elapsed
@@ -127,13 +130,17 @@ class SpeculationPolicy:
             gamma=gamma,
             off_reason=None,
             is_adaptive=is_adaptive,
-            verifies_block=self._verifies_block(wanted),
+            verifies_block=self._verifies_block(wanted, usable),
             fixed_gamma=fixed_gamma,
         )
 
-    def _verifies_block(self, wanted: SpeculationParams) -> bool:
-        asked = wanted.verifies_block
-        is_on = self._config.block_verification if asked is None else asked
+    def _verifies_block(self, wanted: SpeculationParams, drafter: str) -> bool:
+        """Return whether a request's drafts are judged as blocks; sampled trees are only where it asks for chains."""
+        is_on = wanted.verifies_block
+        if is_on is None:
+            each = [member.capabilities for member in self._drafters.members(drafter)]
+            has_trees = any(one.is_sampled and one.proposes_trees for one in each)
+            is_on = self._judges_blocks and not has_trees
         return is_on and wanted.mode is ExactnessMode.MAX_ACCEPT
 
     @property

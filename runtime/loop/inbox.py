@@ -184,7 +184,7 @@ class Inbox:
     def is_queued(self, internal_id: str) -> bool:
         """Return whether a request waits for a slot."""
         request = self._taken.get(internal_id)
-        return request is not None and request.slot is None
+        return request is not None and request.state is State.QUEUED
 
     def admit(self, admit: Callable[[Group], None], now: float) -> list[Request]:
         """Hand over queued groups in turn as long as slots are free; while draining none.
@@ -302,7 +302,7 @@ class Inbox:
     def _overdue_at(self, request: Request) -> float:
         """Return seconds before which only a cancellation can end a request here."""
         times = [request.spec.deadline_s, self._stop_at]
-        if request.slot is None:
+        if request.state is State.QUEUED:
             times.append(request.timestamps.submitted_at + self._config.queue_timeout_s)
         return min([time for time in times if time is not None], default=math.inf)
 
@@ -310,7 +310,7 @@ class Inbox:
         self, request: Request, cancelled: dict[str, Exception], now: float
     ) -> Exception | None:
         spec = request.spec
-        is_queued = request.slot is None
+        is_queued = request.state is State.QUEUED
         if spec.internal_id in cancelled:
             return cancelled[spec.internal_id]
         if spec.deadline_s is not None and now >= spec.deadline_s:

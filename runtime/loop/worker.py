@@ -412,6 +412,7 @@ def _speculation_policy(
         config,
         parts.limits.max_gamma,
         can_adapt=gamma_controller is not None,
+        judges_blocks=parts.rounds is None,
         elapsed=clock if gamma_controller is None else gamma_controller.elapsed,
     )
 

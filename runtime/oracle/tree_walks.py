@@ -13,8 +13,7 @@ judged only when it was reached, which was decided before it is looked at. For p
 node: a candidate that equals the draw is kept. Two published mistakes would break it: a second draw where the first
 matched nothing, and a draw per path for a node that paths share.
 
-Source: Miao et al. 2023 (arXiv:2305.09781, SpecInfer) for candidates drawn independently; Jeon et al. 2024
-(arXiv:2402.14160, recursive rejection sampling) for candidates drawn without replacement.
+Source: Miao et al. 2023 (arXiv:2305.09781, SpecInfer).
 """
 
 from __future__ import annotations
@@ -118,16 +117,16 @@ def node_wise_walk(
         path.append(node)
 
 
-def without_replacement(draft_row: Probs, tokens: Sequence[int]) -> Probs:
-    """Return the probabilities [K, V] float64 of each token drawn from a row without the tokens before it.
+def drawn_first(draft_row: Probs, tokens: Sequence[int]) -> Probs:
+    """Return the probabilities [K, V] float64 of a token that was drawn, and of those left out of that draw.
 
     Args:
         draft_row: [V] float64, sums to 1.
-        tokens: [K] different ids of positive probability.
+        tokens: [K] different ids: the drawn one, of positive probability, then those that were known before.
     """
     rows = np.zeros((len(tokens), len(draft_row)))
-    left = draft_row.copy()
-    for index, token in enumerate(tokens):
-        rows[index] = left / left.sum()
-        left[token] = 0.0
+    rows[0] = draft_row
+    rows[0, list(tokens[1:])] = 0.0
+    rows[0] /= rows[0].sum()
+    rows[range(1, len(tokens)), list(tokens[1:])] = 1.0
     return rows

@@ -176,7 +176,7 @@ def describe(serving: LoadedModel) -> wire.GetServerInfoResponse:
             max_gamma=model.max_gamma,
             default_gamma=serving.worker.default_speculation.gamma,
             default_is_adaptive=serving.worker.default_speculation.is_adaptive,
-            default_block_verification=config.block_verification,
+            default_block_verification=serving.worker.default_speculation.verifies_block,
             control=_control(serving.worker),
         ),
         engine=wire.EngineInfo(

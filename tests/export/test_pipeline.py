@@ -1,3 +1,4 @@
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -5,8 +6,10 @@ from types import SimpleNamespace
 
 import onnx
 import pytest
+from outrider import LLM, SamplingParams
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.engines.bundle.manifest import Manifest
 from outrider.engines.bundle.names import DEVICE_FILE, LOGITS
 from outrider.export.accelerators import device_graphs
 from outrider.export.accelerators.device_graphs import derive_device_graphs
@@ -63,6 +66,29 @@ def test_a_bundle_without_trees_says_so(
     assert not [name for name in manifest.files if "tree" in name or "path" in name]
     with pytest.raises(BundleError, match="max_tree_nodes"):
         export_small(out=tmp_path / "other", max_tree_nodes=1, progress=pytest.fail)
+
+
+def test_a_draft_of_several_tokens_a_call_is_known_by_its_configuration_and_served(
+    export_small: Callable[..., Bundle], tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """PARD's checkpoints name the token that stands for those to come."""
+    draft = tmp_path / "draft"
+    shutil.copytree(tiny_checkpoints[1], draft)
+    config = json.loads((draft / "config.json").read_text("utf-8"))
+    (draft / "config.json").write_text(json.dumps({**config, "pard_token": 7}), "utf-8")
+    bundle = export_small(draft=draft, max_tree_nodes=0)
+    assert bundle.manifest.draft is not None
+    assert bundle.manifest.draft.parallel_token == 7
+    assert bundle.manifest.target.parallel_token is None
+    assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
+    prompts = ["the quick brown", "def add", "once upon"]
+    asked = {"max_tokens": 12, "temperature": 0.0}
+    with LLM(bundle.root, gamma=3) as llm:
+        drafted = llm.generate(prompts, SamplingParams(**asked))
+        plain = llm.generate(prompts, SamplingParams(**asked, speculation={"enabled": False}))
+    for one, other in zip(drafted, plain, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.outputs[0].speculation.drafted_by_position[2] > 0
 
 
 def test_graph_carries_no_path_of_the_machine(tiny_bundle: Path) -> None:

@@ -145,7 +145,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., disable_any_whitespace: _Optional[bool] = ..., adapter: _Optional[str] = ..., best_of: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., exhaustive_search: _Optional[bool] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., answer_prefix: _Optional[str] = ..., answer_prefix_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., echo: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Chat(_message.Message):
-    __slots__ = ("messages", "add_generation_prompt", "continue_final_message", "tools_json", "template_arguments_json", "template", "tool_choice", "tool_name", "parallel_tool_calls", "parse_answer")
+    __slots__ = ("messages", "add_generation_prompt", "continue_final_message", "tools_json", "template_arguments_json", "template", "tool_choice", "tool_name", "parallel_tool_calls", "parse_answer", "max_reasoning_tokens")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,7 @@ class Chat(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
     PARALLEL_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     PARSE_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    MAX_REASONING_TOKENS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
     add_generation_prompt: bool
     continue_final_message: bool
@@ -166,7 +167,8 @@ class Chat(_message.Message):
     tool_name: str
     parallel_tool_calls: bool
     parse_answer: bool
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., tools_json: _Optional[str] = ..., template_arguments_json: _Optional[str] = ..., template: _Optional[str] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., parse_answer: _Optional[bool] = ...) -> None: ...
+    max_reasoning_tokens: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., add_generation_prompt: _Optional[bool] = ..., continue_final_message: _Optional[bool] = ..., tools_json: _Optional[str] = ..., template_arguments_json: _Optional[str] = ..., template: _Optional[str] = ..., tool_choice: _Optional[str] = ..., tool_name: _Optional[str] = ..., parallel_tool_calls: _Optional[bool] = ..., parse_answer: _Optional[bool] = ..., max_reasoning_tokens: _Optional[int] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content", "fields_json")

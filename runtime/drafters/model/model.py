@@ -10,6 +10,10 @@ that enter come one chunk of the target's per step.
 
 Of a group, whose rows have prompt and source in common, one row is fed these, and its slot is copied to the others'.
 
+A draft model that was taught to continue over a token that stands for those to come drafts all tokens of a round in one
+call. Its rows depend on the committed text alone: each is a distribution given the past, and judged as any other
+(Leviathan et al. 2023, section 3.6). Nothing that was computed of such a token stays in its cache.
+
 A draft model with an encoder reads a row's source when it is first asked to draft for it. The source counts as tokens
 that the row misses, and is read whole as long as anything is left of the step's chunk.
 """
@@ -76,8 +80,15 @@ class ModelDrafter:
         """Draft for the chosen rows that are, or can be brought, up to date."""
         ready = self.prepare(live, chosen)
         computed = list(ready.computed)
-        tokens = self._draft_in_lockstep(live, ready.gammas, computed)
-        return [chain_draft(live[slot], tokens.get(slot, ()), computed[slot]) for slot in chosen]
+        if (unknown := self._limits.parallel_token) is not None:
+            tokens = self._draft_at_once(live, ready.gammas, computed, unknown)
+        else:
+            tokens = self._draft_in_lockstep(live, ready.gammas, computed)
+        num_calls = None if unknown is None else 1
+        return [
+            chain_draft(live[slot], tokens.get(slot, ()), computed[slot], num_calls)
+            for slot in chosen
+        ]
 
     def prepare(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> Ready:
         """Bring chosen rows up to date as far as one step may, and say how much each may draft."""
@@ -243,6 +254,47 @@ class ModelDrafter:
             fed = following
         return drafted
 
+    def _draft_at_once(
+        self,
+        live: Sequence[DraftRow],
+        gammas: dict[int, int],
+        computed: list[int],
+        unknown: int,
+    ) -> dict[int, list[int]]:
+        """Draft all tokens of a round in one call, which is fed ``unknown`` for each token but the last."""
+        drafted, rows, fed = begun(live, gammas, computed)
+        spans = {}
+        for slot, tokens in fed.items():
+            num_unknown = min(gammas[slot] - 1, self._limits.max_extend - len(tokens))
+            spans[slot] = Span(
+                slot=slot,
+                start=max(computed[slot], 0),
+                tokens=(*tokens, *[unknown] * num_unknown),
+                num_logits=1 + num_unknown,
+                num_settled=len(tokens),
+            )
+            computed[slot] += len(tokens)
+        logits = self._engine.extend(with_idle_slots(spans, computed)) if spans else None
+        drafting = list(spans)
+        while drafting:
+            assert logits is not None
+            column = len(drafted[drafting[0]])
+            proposed = self._sampler.propose(
+                logits[:, column:],
+                [rows[slot] for slot in drafting],
+                vocab_size=self._target_vocab_size,
+            )
+            following = []
+            for slot, token in zip(drafting, proposed, strict=True):
+                drafted[slot].append(token)
+                is_end = token in live[slot].sampling.params.end_token_ids
+                if len(drafted[slot]) < spans[slot].num_logits and not is_end:
+                    following.append(slot)
+                    if (constraint := live[slot].constraint) is not None:
+                        constraint.follow(drafted[slot])
+            drafting = following
+        return drafted
+
 
 def begun(
     live: Sequence[DraftRow], gammas: Mapping[int, int], computed: Sequence[int]
@@ -325,9 +377,16 @@ def _num_missing(live: Sequence[DraftRow], slot: int, computed: Sequence[int]) -
     return num_unread + len(live[slot].sampling.history) - max(computed[slot], 0)
 
 
-def chain_draft(row: DraftRow, tokens: Sequence[int], num_computed: int) -> Draft:
+def chain_draft(
+    row: DraftRow, tokens: Sequence[int], num_computed: int, num_calls: int | None = None
+) -> Draft:
     """Return a chain of the draft model as a draft."""
-    return Draft(tokens=tuple(tokens), is_sampled=is_sampled(row), num_computed=num_computed)
+    return Draft(
+        tokens=tuple(tokens),
+        is_sampled=is_sampled(row),
+        num_computed=num_computed,
+        num_calls=num_calls,
+    )
 
 
 def is_sampled(row: DraftRow) -> bool:

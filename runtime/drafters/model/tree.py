@@ -3,11 +3,12 @@
 Grown level by level: one pass of the draft model over the tree so far, then the sampler draws the children of its
 newest nodes and keeps the probabilities it drew them from. The number of children per level is decided before
 anything is drawn there (``branching``), as far as the budget of nodes reaches, so that a candidate is judged by the
-probabilities it was drawn from. Siblings are drawn without replacement.
+probabilities it was drawn from. Siblings are one that is drawn and the likeliest others:
+``engines.sampling.candidates``.
 
 Greedy and seed_stable rows, rows that are verified as blocks, and rows that take no trees get the draft model's chain.
 
-Source: Jeon et al. 2024 (arXiv:2402.14160), after Miao et al. 2023 (arXiv:2305.09781, SpecInfer).
+Source: Miao et al. 2023 (arXiv:2305.09781, SpecInfer).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from outrider.runtime.core.checks.rules import check_count, check_text
+from outrider.runtime.core.checks.rules import check_count, check_range, check_text
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.grammar.library import SPACES, closed
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
@@ -22,6 +22,7 @@ from outrider.v1 import inference_pb2 as wire
 
 CHOICE_FIELD = "chat.tool_choice"
 NAME_FIELD = "chat.tool_name"
+REASONING_FIELD = "chat.max_reasoning_tokens"
 AUTO, REQUIRED = "auto", "required"
 CHOICES = ("", AUTO, REQUIRED)
 GRAMMARS = 8
@@ -73,6 +74,21 @@ def check_choice(chat: wire.Chat, known: AnswerFormat, max_bytes: int) -> None:
         names = [one.name for one in tools_of(chat.tools_json)]
         if chat.tool_name and chat.tool_name not in names:
             raise RequestError(NAME_FIELD, "must be the name of one of the tools")
+
+
+def check_reasoning(chat: wire.Chat, known: AnswerFormat, max_tokens: int) -> None:
+    """Refuse a bound on reasoning that is too large, or that this bundle's answers cannot keep.
+
+    Raises:
+        RequestError: it is beyond the tokens of an answer.
+        UnsupportedOption: where reasoning stands is not known.
+    """
+    if not chat.HasField("max_reasoning_tokens"):
+        return
+    if known.reasoning is None:
+        rule = "needs a chat template whose marks of reasoning are known; leave it out"
+        raise UnsupportedOption(REASONING_FIELD, rule)
+    check_range(REASONING_FIELD, chat.max_reasoning_tokens, 0, max_tokens)
 
 
 def has_several_calls(chat: wire.Chat) -> bool:
@@ -130,6 +146,7 @@ def tools_grammar(
     *,
     is_single: bool,
     is_thinking: bool = False,
+    max_reasoning: int | None = None,
     schema: str = "",
     allows_whitespace: bool = True,
 ) -> str:
@@ -142,6 +159,7 @@ def tools_grammar(
         name: of the one tool that is called, once; empty for any.
         is_single: whether one call is all.
         is_thinking: whether the answer begins within reasoning.
+        max_reasoning: tokens of reasoning at most; None for any.
         schema: of an answer without calls; empty for any text.
         allows_whitespace: of that schema.
 
@@ -159,8 +177,22 @@ def tools_grammar(
         answer = f"(%json {content} | {written.called(calls)})"
     else:
         answer = f"({written.free(calls)})"
-    lines = [f"start: {written.thought(is_thinking=is_thinking)}{answer}"]
-    return "\n".join([*lines, *(f"{name}: {body}" for name, body in written.rules.items())])
+    return written.whole(f"{written.thought(max_reasoning, is_thinking=is_thinking)}{answer}")
+
+
+def reasoning_grammar(known: AnswerFormat, max_reasoning: int, *, is_thinking: bool) -> str:
+    """Return the grammar of answers whose reasoning is bounded, and of any text behind it.
+
+    Args:
+        known: has marks of reasoning.
+        max_reasoning: tokens between the marks at most.
+        is_thinking: whether the answer begins within reasoning.
+    """
+    assert known.reasoning is not None
+    written = _Writer(known, (), is_single=True)
+    # A second beginning would have no bound.
+    written.rules["rest"] = f"<[^{known.ids[known.reasoning[0]]}]>*"
+    return written.whole(f"{written.thought(max_reasoning, is_thinking=is_thinking)}rest")
 
 
 def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
@@ -217,12 +249,24 @@ class _Writer:
         self.rules["FREE"] = "/(?s:.*)/" + "".join(f" & ~/{one}/" for one in without)
         return " | ".join(found)
 
-    def thought(self, *, is_thinking: bool) -> str:
-        """Return the reasoning in front of an answer: what is left of it, or one that need not be there."""
+    def whole(self, start: str) -> str:
+        """Return a grammar with the rules that it needs."""
+        return "\n".join(f"{name}: {body}" for name, body in {"start": start, **self.rules}.items())
+
+    def thought(self, most: int | None, *, is_thinking: bool) -> str:
+        """Return the reasoning in front of an answer: what is left of it, or one that need not be there.
+
+        Args:
+            most: tokens of it; None for any.
+            is_thinking: whether the answer begins within it.
+        """
         if self._known.reasoning is None:
             return ""
         opened, closed = map(self.text, self._known.reasoning)
-        rest = f'TEXT? {closed} "\\n\\n"? '
+        text = "TEXT?"
+        if most is not None:
+            text = f"<[^{self._known.ids[self._known.reasoning[1]]}]>{{0,{most}}}" if most else ""
+        rest = f'{text} {closed} "\\n\\n"? '
         return rest if is_thinking else f"({opened} {rest})? "
 
     def _behind_trigger(self, calls: CallFormat) -> str:

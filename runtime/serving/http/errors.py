@@ -101,6 +101,7 @@ _NAMES: Mapping[str, str] = {
     "chat.messages.fields_json": "messages",
     "chat.tools_json": "tools",
     "chat.tool_choice": "tool_choice",
+    "chat.max_reasoning_tokens": "max_reasoning_tokens",
     "chat.tool_name": "tool_choice.function.name",
     "chat.template_arguments_json": "chat_template_kwargs",
     "chat.template": "chat_template",

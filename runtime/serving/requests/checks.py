@@ -20,7 +20,7 @@ from outrider.runtime.core.checks.rules import (
 )
 from outrider.runtime.core.drafting import check_drafter, check_drafter_params, check_mode
 from outrider.runtime.core.errors import ModelNotFound, RequestError, UnsupportedOption
-from outrider.runtime.serving.chat.tools import GRAMMARS, check_choice
+from outrider.runtime.serving.chat.tools import GRAMMARS, check_choice, check_reasoning
 from outrider.runtime.serving.requests.bounds import Entries, RequestRules
 from outrider.runtime.serving.requests.fields import (
     FIELDS,
@@ -140,6 +140,7 @@ def check_served_chat(chat: wire.Chat, rules: RequestRules) -> None:
         has_encoder=model.max_source > 0,
     )
     check_choice(chat, rules.answers, GRAMMARS * limits.max_grammar_bytes)
+    check_reasoning(chat, rules.answers, limits.max_tokens)
 
 
 def _check_max_tokens(request: wire.GenerateRequest, rules: RequestRules) -> None:

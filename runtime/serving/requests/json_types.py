@@ -51,6 +51,13 @@ def count(name: str, value: Any) -> int:
     return value
 
 
+def size(name: str, value: Any) -> int:
+    """Take a whole number of 32 bits without a sign."""
+    if not 0 <= count(name, value) < 1 << 32:
+        raise RequestError(name, f"must be in [0, {(1 << 32) - 1}]")
+    return int(value)
+
+
 def number(name: str, value: Any) -> float:
     """Take a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -25,8 +25,10 @@ from outrider.runtime.core.params import (
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
 from outrider.runtime.serving.chat.tools import (
     AUTO,
+    REASONING_FIELD,
     REQUIRED,
     has_several_calls,
+    reasoning_grammar,
     tools_grammar,
 )
 from outrider.runtime.serving.requests.bounds import RequestRules
@@ -194,11 +196,15 @@ def grammar_of(
     if has_no_spaces and kinds != [GrammarKind.JSON_SCHEMA]:
         raise RequestError("disable_any_whitespace", "needs json_schema")
     if calls_tools(request, rules) and kinds in ([], [GrammarKind.JSON_SCHEMA]):
-        return _tools_grammar(request, rules, scope, prompt)
+        found = _tools_grammar(request, rules, scope, prompt)
+        return found or _reasoning_grammar(request, rules, scope, prompt)
     if kinds and request.chat.tool_choice == REQUIRED:
         raise RequestError(kinds[0], "must be left out with tool_choice, which asks for calls")
     if not kinds:
-        return None
+        return _reasoning_grammar(request, rules, scope, prompt)
+    if request.chat.HasField("max_reasoning_tokens"):
+        rule = f"must be left out with {kinds[0]}, the form of an answer without reasoning"
+        raise RequestError(REASONING_FIELD, rule)
     return GrammarParams(
         kind=kinds[0],
         text=given[kinds[0]],
@@ -229,10 +235,28 @@ def _tools_grammar(
         chat.tool_name,
         is_single=not has_several_calls(chat),
         is_thinking=rules.answers.opens_reasoning(prompt),
+        max_reasoning=(
+            chat.max_reasoning_tokens if chat.HasField("max_reasoning_tokens") else None
+        ),
         schema=request.json_schema,
         allows_whitespace=not request.disable_any_whitespace,
     )
     return GrammarParams(kind=GrammarKind.LARK, text=text, field=TOOLS_FIELD, scope=scope)
+
+
+def _reasoning_grammar(
+    request: wire.GenerateRequest, rules: RequestRules, scope: str, prompt: tuple[int, ...]
+) -> GrammarParams | None:
+    """Return the constraint of an answer whose reasoning alone is bounded; None for none."""
+    chat = request.chat
+    if not chat.HasField("max_reasoning_tokens"):
+        return None
+    text = reasoning_grammar(
+        rules.answers,
+        chat.max_reasoning_tokens,
+        is_thinking=rules.answers.opens_reasoning(prompt),
+    )
+    return GrammarParams(kind=GrammarKind.LARK, text=text, field=REASONING_FIELD, scope=scope)
 
 
 def build_spec(

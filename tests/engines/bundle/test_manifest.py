@@ -10,6 +10,7 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.manifest_rules import check_manifest
 from outrider.engines.bundle.onnx_files import external_data_paths
 
 ENTRY = ModelEntry(
@@ -197,6 +198,13 @@ def test_a_missing_field_is_named(root: Path) -> None:
     del data["target"]["head_size"]
     with pytest.raises(BundleError, match="'target': Object missing required field `head_size`"):
         Manifest.from_json(json.dumps(data))
+
+
+def test_a_token_that_stands_for_others_is_one_of_the_models(root: Path) -> None:
+    draft = replace(ENTRY, path="draft", parallel_token=16)
+    with pytest.raises(BundleError, match=r"'draft\.parallel_token' must be .*15"):
+        check_manifest(make_manifest(root, draft=draft))
+    assert "parallel_token" not in make_manifest(root).to_json()
 
 
 def test_a_folder_without_manifest_is_refused(root: Path) -> None:

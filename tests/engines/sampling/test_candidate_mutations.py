@@ -15,16 +15,36 @@ MUTANTS = {
         "if probs.weight(token) == 0.0 == coin or judged.is_kept:\n                return child",
         "impossible",
     ),
-    "siblings tested with the whole draft row": (
+    "the drawn one tested with the whole draft row": (
         candidates,
-        "without(draft, tried, self._draft)",
-        "without(draft, (), self._draft)",
+        "without(tree.draft_at(path), tokens[1:], self._draft)",
+        "tree.draft_at(path)",
+        "target",
+    ),
+    "the likeliest tested with the draft row": (
+        candidates,
+        "point_mass(token)\n                if index",
+        "tree.draft_at(path)\n                if index",
+        "other_tokens",
+    ),
+    "the likeliest chosen behind the draw": (
+        candidates,
+        "    left = without(probs, points, scratch)\n    return (left.draw(uniform), *points)",
+        "    drawn = probs.draw(uniform)\n"
+        "    points = likeliest(without(probs, (drawn,), scratch.copy()), count - 1, scratch)\n"
+        "    left = without(probs, points, scratch)\n    return (drawn, *points)",
+        "target",
+    ),
+    "a draw among the likeliest too": (
+        candidates,
+        "return (left.draw(uniform), *points)",
+        "return tuple(dict.fromkeys((probs.draw(uniform), *points)))",
         "target",
     ),
     "candidates sorted by the target": (
         candidates,
-        "enumerate(tree.candidates[node]):",
-        "enumerate(sorted(tree.candidates[node], key=lambda c: -probs.weight(tree.tokens[c - 1]))):",
+        "children = tree.candidates[node]",
+        "children = sorted(tree.candidates[node], key=lambda c: -probs.weight(tree.tokens[c - 1]))",
         "target",
     ),
     "one coin for all siblings": (
@@ -33,16 +53,10 @@ MUTANTS = {
         "tree.coin(len(path), 0)\n",
         "addresses",
     ),
-    "one number drafts all siblings": (
-        candidates,
-        "left.draw(uniform(index))",
-        "left.draw(uniform(0))",
-        "addresses",
-    ),
     "all nodes drafted with the root's numbers": (
         candidates,
-        "Purpose.CANDIDATE, len(path), point.node, index",
-        "Purpose.CANDIDATE, len(path), 0, index",
+        "Purpose.CANDIDATE, len(path), point.node, 0",
+        "Purpose.CANDIDATE, len(path), 0, 0",
         "addresses",
     ),
     "coins are the numbers of the candidates": (
@@ -81,7 +95,7 @@ MUTANTS = {
         "pass",
         "three",
     ),
-    "drawn tokens are not taken out": (
+    "the likeliest are not taken out": (
         candidates,
         "left[list(tokens)] = 0.0",
         "left[list(tokens)] *= 0.5",
@@ -91,19 +105,25 @@ MUTANTS = {
         candidates,
         "np.isin(probs.ids, tokens)",
         "np.isin(np.arange(len(probs.ids)), tokens)",
+        "truncated",
+    ),
+    "drawing from nothing": (candidates, "if left.total() > 0.0 else points", "", "exhausted"),
+    "the likeliest may be impossible": (
+        candidates,
+        "[token := int(left.argmax())] > 0.0",
+        "[token := int(left.argmax())] > -1.0",
         "exhausted",
     ),
-    "drawing from nothing": (candidates, "if left.total() <= 0.0:", "if False:", "exhausted"),
     "the last token is of the target": (
         candidates,
         "kept, probs, num_empty = self._test(tree, node, tokens, probs)",
         "kept, _, num_empty = self._test(tree, node, tokens, probs)",
-        "target",
+        "other_tokens",
     ),
     "law of the parent": (
         candidates,
-        "draft = tree.draft_at(path)",
-        "draft = tree.draft_at(path[:-1])",
+        "tree.draft_at(path), tokens[1:]",
+        "tree.draft_at(path[:-1]), tokens[1:]",
         "deep",
     ),
     "target row of the parent": (
@@ -141,12 +161,14 @@ MUTANTS = {
 KILLERS = {
     "impossible": tests.test_a_coin_of_zero_does_not_keep_an_impossible_candidate,
     "target": tests.test_the_four_token_pair_gives_the_target,
-    "distinct_draws": lambda: tests.test_siblings_without_replacement_have_the_restricted_laws(2),
-    "acceptance": lambda: tests.test_acceptance_of_the_four_token_pair(2, 29 / 30),
-    "three": lambda: tests.test_acceptance_of_the_four_token_pair(3, 0.98),
+    "distinct_draws": lambda: tests.test_one_candidate_is_drawn_from_what_the_likeliest_leave(2),
+    "acceptance": lambda: tests.test_no_candidates_of_a_node_are_kept_more_often(3, 2),
+    "other_tokens": lambda: tests.test_a_target_of_other_tokens_keeps_its_law(2),
+    "three": lambda: tests.test_a_target_of_other_tokens_keeps_its_law(3),
     "addresses": tests.test_every_candidate_and_coin_has_an_address_of_its_own,
     "numbers": tests.test_numbers_of_siblings_differ_in_every_part_of_their_address,
-    "exhausted": tests.test_no_more_is_drawn_without_replacement_than_there_is,
+    "exhausted": lambda: tests.test_no_more_is_drawn_than_there_is([0.0, 0.0, 0.7, 0.3], 0),
+    "truncated": lambda: tests.test_no_more_is_drawn_than_there_is([0.1, 0.2, 0.3, 0.4], 2),
     "penalties": tests.test_penalties_and_temperature_follow_each_nodes_own_path,
     "deep": tests.test_a_tree_gives_the_target,
     "logprobs": tests.test_logprobs_of_a_tree_are_those_of_its_nodes_and_not_of_their_depth,

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from outrider.runtime.gamma import guard
-from outrider.runtime.gamma.guard import FIRST_STEPS, LOST_SHARE, MOST_STEPS, Budgets, Ratios
+from outrider.runtime.gamma.guard import (
+    FIRST_STEPS,
+    LOST_SHARE,
+    MOST_LOST,
+    MOST_STEPS,
+    Budgets,
+    Ratios,
+)
 
 from tests.mutants import assert_caught
 
@@ -60,14 +67,35 @@ def test_catching_up_that_was_not_paid_back_is_charged_when_drafts_end() -> None
     assert budget.left_s == pytest.approx(kept_s - 3.0 * 31 / 32 + LOST_SHARE)
 
 
-def test_tries_are_paid_from_what_was_saved_since_drafts_were_made() -> None:
+def test_tries_are_paid_from_what_was_saved_and_no_gain_is() -> None:
     budgets = Budgets()
     budget = budgets.of(1, PLAIN_S)
+    first = FIRST_STEPS * PLAIN_S
+    assert budget.saved_s == budget.left_s == first
     for _ in range(200):
         budgets.plain(budget, 1.0, PLAIN_S, goes_on=False)
-    assert budget.saved_s == pytest.approx(200 * LOST_SHARE)
-    budgets.drafted(budget, 1.0, 0.0, 0.0, PLAIN_S)
+    saved = first + 200 * LOST_SHARE
+    assert budget.saved_s == pytest.approx(saved)
+    budgets.drafted(budget, 1.0, 0.25 * PLAIN_S, 0.0, PLAIN_S)
+    budgets.drafted(budget, 1.0, -3.0 * PLAIN_S, 0.0, PLAIN_S)
+    assert budget.saved_s == pytest.approx(saved - 0.25 * PLAIN_S)
+    for _ in range(40):
+        budgets.drafted(budget, 1.0, MOST_LOST * PLAIN_S, 0.0, PLAIN_S)
     assert budget.saved_s == 0.0
+
+
+def test_what_is_saved_is_never_more_than_what_may_still_be_lost() -> None:
+    """But for what one step overdraws: so tries keep the bound that drafts keep."""
+    budgets, rng = Budgets(), np.random.default_rng(0)
+    budget = budgets.of(1, PLAIN_S)
+    overdrawn = (MOST_LOST + 4.0) * PLAIN_S
+    for _ in range(4000):
+        if rng.random() < 0.5:
+            budgets.plain(budget, PLAIN_S, PLAIN_S, goes_on=bool(rng.random() < 0.3))
+        else:
+            lost, caught = rng.normal(0.1, 1.0), float(rng.random() < 0.02) * 4.0
+            budgets.drafted(budget, PLAIN_S, lost * PLAIN_S, caught * PLAIN_S, PLAIN_S)
+        assert budget.saved_s <= max(0.0, budget.left_s) + overdrawn
 
 
 def test_a_ratio_comes_close_to_what_is_measured() -> None:

@@ -135,7 +135,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"disable_any_whitespace": True}, "disable_any_whitespace: needs json_schema"),
     ({"regex": "a" * 8193}, "regex: must be at most 8192 bytes"),
     ({"regex": "a(b"}, "regex: unclosed group"),
-    ({"json_schema": '{"not": {}}'}, "json_schema: Unimplemented keys"),
+    (
+        {"json_schema": '{"not": {}}'},
+        'json_schema: cannot keep not; leave it out, or say "x-guidance": {"lenient": true}',
+    ),
     ({"json_schema": "{"}, "json_schema: must be JSON"),
     ({"grammar": "rubbish"}, "grammar: "),
     ({"regex": "a", "num_beams": 2, "temperature": 0.0}, "regex: must be left out with num_beams"),

@@ -103,7 +103,7 @@ def test_without_a_draft_model_the_choice_is_among_the_rest() -> None:
     one = Harness("F3", has_draft=False, default_drafter="auto")
     one.submit("a", max_tokens=20)
     one.run()
-    assert one.finished("a").report.drafter == "lookup"
+    assert one.finished("a").report.drafter == "suffix"
     one = Harness("F3", has_draft=False, default_drafter="auto", auto_drafters=("model",))
     one.submit("a", max_tokens=20)
     one.run()

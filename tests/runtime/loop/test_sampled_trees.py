@@ -55,6 +55,6 @@ def test_offers_that_are_no_children_are_the_drafters_fault() -> None:
 def test_a_sibling_that_is_offered_twice_is_the_drafters_fault(
     tokens: tuple[int, ...], candidates: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Drawn without replacement, the second would be kept always: its probability is none."""
+    """Its draft row has been left without it: nothing says how likely a second one was."""
     with pytest.raises(ValueError, match="must differ"):
         checked(replace(WHOLE, tokens=tokens, candidates=candidates))

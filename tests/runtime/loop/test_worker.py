@@ -20,6 +20,7 @@ from outrider.runtime.core.errors import (
     Overloaded,
 )
 from outrider.runtime.core.events import Event, Failed, Finished
+from outrider.runtime.core.params import BeamParams
 from outrider.runtime.core.request import Request
 
 from tests.runtime.markov import Harness, counting_logits, limits, spec
@@ -110,6 +111,29 @@ def test_waiting_too_long_for_a_slot_ends_a_request() -> None:
     assert harness.error("waiting").reason == "QUEUE_TIMEOUT"
     assert harness.error("waiting").waited_s == 3.5
     assert harness.finished("a").num_output == 20
+
+
+@pytest.mark.parametrize("num_beams", [None, 2])
+def test_who_has_ended_and_is_not_told_yet_does_not_wait_for_a_slot(num_beams: int | None) -> None:
+    """Seen from another thread: a slot that was given back is none that is waited for."""
+    harness = Harness(max_batch=2)
+    beams = None if num_beams is None else BeamParams(num_beams=num_beams)
+    harness.submit("a", max_tokens=3, temperature=0.0, beams=beams)
+    harness.submit("waiting", max_tokens=3)
+    harness.submit("too", max_tokens=3)
+    seen, worker = [], harness.worker
+    free = worker._rows.free
+
+    def watched(requests: Sequence[Request]) -> list[Request]:
+        lost = free(requests)
+        seen.extend(worker.is_queued(f"internal-{one.spec.request_id}") for one in requests)
+        return lost
+
+    worker._rows.free = watched
+    worker.run_step()
+    assert worker.is_queued("internal-too")
+    harness.run()
+    assert seen == [False, False, False]
 
 
 def test_a_full_queue_refuses_and_keeps_nothing() -> None:

@@ -18,19 +18,17 @@ MUTANTS = {
     "residual not normalised": (
         "residual / mass if",
         "residual if",
-        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 29 / 30, 0.6, 29 / 30),
+        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 1.0, 0.6, 29 / 30),
     ),
     "residual not updated": (
         "current = residual / mass if mass > SMALLEST_RESIDUAL else current",
         "current = target_row",
-        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 29 / 30, 0.6, 29 / 30),
+        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 1.0, 0.6, 29 / 30),
     ),
     "residual of the whole target row": (
         "np.maximum(current - proposed, 0.0)",
         "np.maximum(target_row - proposed, 0.0)",
-        lambda: tree_tests.test_random_pairs_give_the_target(
-            0, tree_tests.without_replacement_draws
-        ),
+        lambda: tree_tests.test_random_pairs_give_the_target(1, tree_tests.with_replacement_draws),
     ),
     "candidates tested against the target row": (
         "* proposed[token] < current[token]",
@@ -40,14 +38,12 @@ MUTANTS = {
     "first law for all candidates": (
         "proposed = candidate_probs[index]",
         "proposed = candidate_probs[0]",
-        lambda: tree_tests.test_random_pairs_give_the_target(
-            3, tree_tests.without_replacement_draws
-        ),
+        lambda: tree_tests.test_random_pairs_give_the_target(3, tree_tests.drawn_first_draws),
     ),
     "one coin for all candidates": (
         "uniforms[index] *",
         "uniforms[0] *",
-        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 29 / 30, 0.6, 29 / 30),
+        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 1.0, 0.6, 29 / 30),
     ),
     "accept test in float16": (
         "uniforms[index] * lenience * proposed[token] < current[token]",
@@ -80,17 +76,15 @@ MUTANTS = {
             3, (2, 1), tree_tests.with_replacement_draws
         ),
     ),
-    "rows without replacement keep what was taken": (
-        "left[token] = 0.0",
-        "left[token] *= 0.5",
-        lambda: tree_tests.test_random_pairs_give_the_target(
-            0, tree_tests.without_replacement_draws
-        ),
+    "the drawn one's row keeps the others": (
+        "rows[0, list(tokens[1:])] = 0.0",
+        "rows[0, list(tokens[1:])] *= 0.5",
+        lambda: tree_tests.test_random_pairs_give_the_target(0, tree_tests.drawn_first_draws),
     ),
-    "rows without replacement not normalised": (
-        "left / left.sum()",
-        "left",
-        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 29 / 30, 0.6, 29 / 30),
+    "the drawn one's row not normalised": (
+        "    rows[0] /= rows[0].sum()\n",
+        "",
+        lambda: tree_tests.test_acceptance_of_the_four_token_pair(2, 0.9, 1.0, 0.6, 29 / 30),
     ),
     "a draw that matches nothing is not emitted": (
         "            return tuple(path), drawn",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from outrider import RequestRefused
+from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.params import SpeculationParams
+from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.v1 import inference_pb2 as wire
 
-from tests.runtime.markov import Harness
+from tests.runtime.markov import PAIRS, Harness, limits
 
 SEED_STABLE, LENIENT = wire.EXACTNESS_MODE_SEED_STABLE, wire.EXACTNESS_MODE_LENIENT
-ON = ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0, block_verification=True)
+OFF = ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0, block_verification=False)
 
 
 async def report_of(running, **speculation):
@@ -23,7 +27,7 @@ async def report_of(running, **speculation):
 
 
 async def test_a_request_may_ask_for_it(start):
-    async with start() as running:
+    async with start(config=OFF) as running:
         asked = await report_of(running, block_verification=True)
         silent = await report_of(running)
         off = await report_of(running, block_verification=True, enabled=False)
@@ -34,8 +38,8 @@ async def test_a_request_may_ask_for_it(start):
     assert not info.speculation.default_block_verification
 
 
-async def test_a_server_may_have_it_as_its_default(start):
-    async with start(config=ON) as running:
+async def test_it_is_the_default(start):
+    async with start() as running:
         silent = await report_of(running)
         declined = await report_of(running, block_verification=False)
         stable = await report_of(running, mode=SEED_STABLE)
@@ -101,3 +105,34 @@ def test_it_goes_on_when_a_drafter_is_degraded() -> None:
     (request,) = harness.live
     request.degrade("lookup")
     assert request.speculation.verifies_block
+
+
+@pytest.fixture
+def harness() -> Harness:
+    """One with a draft model that takes trees."""
+    vocab_size, *logits = PAIRS["F4"]
+    bounds = replace(limits(vocab_size), max_tree_nodes=16)
+    target, draft = (ScriptedEngine(one, bounds) for one in logits)
+    return Harness("F4", target=target, draft=draft)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "is_on"),
+    [("model", True), ("suffix+model", True), ("model/suffix", True), ("lookup+tree", False)],
+)
+def test_sampled_trees_are_chains_only_where_blocks_are_asked_for(
+    harness: Harness, drafter: str, is_on: bool
+) -> None:
+    policy = harness.worker._policy
+    silent = SpeculationParams(drafter=drafter, gamma=3)
+    assert policy.resolve(silent).verifies_block is is_on
+    assert policy.resolve(replace(silent, verifies_block=True)).verifies_block
+
+
+def test_steps_on_a_device_judge_tokens_unless_blocks_are_asked_for(harness: Harness) -> None:
+    policy = SpeculationPolicy(
+        harness.worker._parts.drafters, ServerConfig(), 4, judges_blocks=False
+    )
+    silent = SpeculationParams(drafter="model", gamma=3)
+    assert not policy.resolve(silent).verifies_block
+    assert policy.resolve(replace(silent, verifies_block=True)).verifies_block

@@ -40,7 +40,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.3,
     },
     "biased": {**SAMPLED, "logit_bias": {3: 1.7, 5: -2.1}},
-    "stopped by a text": {**SAMPLED, "stop": ["1", "j"]},
+    "stopped by a text": {**SAMPLED, "stop": ["s", "e"]},
     "stopped by a token": {**SAMPLED, "stop_token_ids": [7, 9]},
     "to its own end": {"temperature": 1.0, "seed": 8, "max_tokens": 90},
     "several": {**SAMPLED, "n": 3},

@@ -103,7 +103,7 @@ def test_sequences_of_every_way_to_draft_have_the_targets_distribution(bench, dr
             "drawn != row.draft_tokens[index]", "index == 0 and drawn == row.draft_tokens[0]",
         ),
         ("tree of point masses", tree_judge, "for node in self.path]", "for node in self.path[1:]]"),
-        ("tree of candidates", candidates, "left = without(probs, tokens, scratch)", "left = probs"),
+        ("tree of candidates", candidates, "left = without(probs, points, scratch)", "left = probs"),
     ],
 )  # fmt: skip
 def test_a_judge_that_leaves_the_target_fails(monkeypatch, bench, drafts, way, module, old, new):

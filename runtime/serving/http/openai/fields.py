@@ -230,4 +230,7 @@ def _schema(values: Mapping[str, Any]) -> str | None:
     schema = found.get("schema")
     if not isinstance(schema, dict):
         raise RequestError("response_format.json_schema.schema", "must be an object")
+    if found.get("strict") is False:
+        # What no grammar can keep is left out, as OpenAI does.
+        schema = {"x-guidance": {"lenient": True}, **schema}
     return json_types.json_text("response_format.json_schema.schema", schema)

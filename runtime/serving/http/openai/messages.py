@@ -20,6 +20,7 @@ _FIELDS: Mapping[str, json_types.Kind] = {
     "chat_template": json_types.text,
     "chat_template_kwargs": json_types.mapping,
     "parallel_tool_calls": json_types.flag,
+    "max_reasoning_tokens": json_types.size,
 }
 # With those that ``fields`` reads of chats alone.
 CHAT_FIELDS = frozenset(
@@ -57,6 +58,7 @@ def chat_of(values: Mapping[str, Any], max_messages: int, answers: AnswerFormat)
         tool_name=name,
         parallel_tool_calls=given.get("parallel_tool_calls"),
         parse_answer=True,
+        max_reasoning_tokens=given.get("max_reasoning_tokens"),
         template_arguments_json=(
             json_types.json_text("chat_template_kwargs", arguments) if arguments else ""
         ),

@@ -32,7 +32,7 @@ from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.w8a8 import quantize_static
 from transformers import DynamicCache, PreTrainedModel
 
-from tests.export.hybrid_models import FAMILIES, random_hybrid, write_hybrid
+from tests.export.graph.hybrid_models import FAMILIES, random_hybrid, write_hybrid
 from tests.gate import few_of
 from tests.mutants import put_in
 
@@ -326,7 +326,7 @@ def test_a_bundle_says_what_its_mixers_keep(
     states = open_checkpoint(tmp_path / "target", max_context=None).slot_states(3)
     assert bundle.manifest.requires == (STATES,) and entry.states == states
     assert (entry.num_layers, entry.max_tree_nodes, entry.device_precision) == (1, 0, "")
-    assert states is not None and states.slot_floats == 2 * (4 * 16 * 16 + 3 * 136 + 6 * 128)
+    assert states is not None and states.slot_bytes == 4 * 2 * (1024 + 2 * (3 * 136 + 6 * 128))
     path = bundle.model_path(entry)
     assert not path.with_name(GROUPED_FILE).exists()
     assert "recurrent states" in bundle.why_no_device(entry, "9.0")

@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import GrammarKind, GrammarParams
-from outrider.runtime.grammar.constraint import GrammarConstraints
+from outrider.runtime.grammar.constraint import GrammarConstraint, GrammarConstraints
 from outrider.runtime.serving.chat import answer
 from outrider.runtime.serving.chat.answer import MOST_HEAD, TextReader
 from outrider.runtime.serving.chat.formats import CALL_FORMATS, AnswerFormat, CallFormat, recognise
-from outrider.runtime.serving.chat.tools import AUTO, MOST_TOOLS, REQUIRED, tools_grammar
+from outrider.runtime.serving.chat.tools import (
+    AUTO,
+    MOST_TOOLS,
+    REQUIRED,
+    reasoning_grammar,
+    tools_grammar,
+)
 from outrider.runtime.serving.requests.json_types import json_text
 from outrider.runtime.serving.tokenizer import TokenizersCodec
 
@@ -280,3 +286,43 @@ def test_schemas_are_closed_where_they_name_properties_and_a_text_of_json_has_bo
     assert not takes(None, '{  "b": 1}', schema=form)
     assert not takes(None, '{ "b": 1}', schema=form, allows_whitespace=False)
     assert not takes(None, "text", schema=form)
+
+
+@pytest.mark.parametrize("most", [0, 1, 4])
+def test_reasoning_ends_behind_so_many_tokens_and_nothing_else_is_changed(most: int) -> None:
+    tokenizer = byte_tokenizer(["<s>"], [*THINK, HERMES.trigger])
+    end = tokenizer.token_to_id("<s>")
+    ids = {one: tokenizer.token_to_id(one) for one in [*THINK, HERMES.trigger]}
+    known = AnswerFormat(calls=HERMES, reasoning=THINK, ids=ids)
+    source = tokenizer.to_str().encode()
+    constraints = GrammarConstraints(source, tokenizer.get_vocab_size(), (end,))
+    tools = json_text("", TOOLS)
+
+    def grammars(is_thinking: bool) -> list[str]:
+        options: dict[str, Any] = {"is_thinking": is_thinking, "max_reasoning": most}
+        return [
+            reasoning_grammar(known, most, is_thinking=is_thinking),
+            tools_grammar(tools, known, AUTO, "", is_single=True, **options),
+        ]
+
+    def constraint(grammar: str) -> GrammarConstraint:
+        return constraints.constraint(GrammarParams(kind=GrammarKind.LARK, text=grammar))
+
+    def ids_of(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False).ids
+
+    def takes(grammar: str, text: str) -> bool:
+        tokens = [*ids_of(text), end]
+        return constraint(grammar).fits(tokens) == len(tokens)
+
+    for opening in ("<think>", ""):
+        for grammar in grammars(is_thinking=not opening):
+            assert takes(grammar, f"{opening}{'a' * most}</think>Hello")
+            assert not takes(grammar, f"{opening}{'a' * (most + 1)}</think>Hello")
+            begun = constraint(grammar)
+            begun.commit(ids_of(opening + "a" * most))
+            assert begun.forced(1) == (ids["</think>"],)
+    free, _ = grammars(is_thinking=False)
+    assert takes(free, "a text without any") and takes(free, "")
+    assert takes(free, f"a {HERMES.trigger} b </think>")
+    assert not takes(free, "a text <think>and a thought</think>")

@@ -141,6 +141,24 @@ async def test_a_bundle_without_a_template_refuses_chats(start_http):
     assert answer.error["code"] == "unsupported_option"
 
 
+async def test_what_no_grammar_keeps_of_a_schema_is_refused_or_left_out_as_the_caller_says(
+    start_chat,
+):
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}
+    asked = {"name": "x", "schema": {**schema, "uniqueItems": True, "contains": {"const": 1}}}
+    async with start_chat(tokenizer=TOKENIZER.to_str().encode()) as http:
+        fields = GREEDY | {"max_tokens": 40}
+        answers = [
+            await http.chat(**fields, response_format={"type": "json_schema", "json_schema": one})
+            for one in (asked, {**asked, "strict": True}, {**asked, "strict": False})
+        ]
+    for refused in answers[:2]:
+        assert refused.status == 400
+        assert "cannot keep contains, uniqueItems; leave it out" in refused.error["message"]
+    content = json.loads(answers[2].json()["choices"][0]["message"]["content"])
+    assert len(content) == 2 and {*content} <= {1, 2}
+
+
 async def test_an_answer_has_the_form_that_is_asked_for(start_chat):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip

@@ -154,6 +154,52 @@ async def test_reasoning_stands_apart_and_is_counted(start_writing):
     )
 
 
+@pytest.mark.parametrize(
+    ("most", "reasoning", "content"), [(3, "hm,", "Yes."), (0, None, "m,!Yes.")]
+)
+async def test_reasoning_is_ended_behind_the_tokens_that_are_asked_for(
+    start_writing, most: int, reasoning: str | None, content: str
+):
+    """The mark of its end stands in the place of the text's next token."""
+    async with start_writing("<think>hm,!Yes.") as http:
+        message, usage = await answers(http, max_reasoning_tokens=most)
+        plain, _ = await answers(http, max_reasoning_tokens=most, tools=None)
+        whole, _ = await answers(http)
+        body = {"input": "Rome?", "max_reasoning_tokens": most, "temperature": 0}
+        response = await http.ask("/v1/responses", body)
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
+    assert message == plain
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == most + 2
+    assert whole["reasoning_content"] == "hm,!Yes."
+    assert response.json()["output"][-1]["content"][0]["text"] == content
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"max_reasoning_tokens": -1}, "max_reasoning_tokens", "must be"),
+        ({"max_reasoning_tokens": 10**6}, "max_reasoning_tokens", "must be in [0,"),
+        ({"max_reasoning_tokens": 4, "regex": "a+"}, "max_reasoning_tokens", "left out with regex"),
+        ({"max_reasoning_tokens": 4, "ignore_eos": True}, "ignore_eos", "max_reasoning_tokens"),
+    ],
+)
+async def test_a_bound_on_reasoning_that_cannot_be_kept_is_refused(
+    start_writing, fields: dict[str, Any], param: str, words: str
+):
+    async with start_writing("Hi") as http:
+        answer = await http.chat(messages=USER, **fields)
+    assert answer.status == 400
+    assert answer.error["param"] == param
+    assert words in answer.error["message"]
+
+
+async def test_a_bound_on_reasoning_needs_marks_that_are_known(start_writing):
+    async with start_writing("Hi", "qwen25") as http:
+        answer = await http.chat(messages=USER, max_reasoning_tokens=4)
+    assert answer.status == 400
+    assert "needs a chat template whose marks of reasoning are known" in answer.error["message"]
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 async def test_an_answer_that_begins_within_reasoning_ends_it_before_it_calls(
     start_writing, choice
