@@ -15,6 +15,7 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import GROUPED_FILE, MODEL_FILE
 from outrider.engines.bundle.states import STATES
 from outrider.engines.onnx.session import open_session
+from outrider.export.accelerators.tensorrt.parts import plan_parts
 from outrider.export.certificate import slot_places
 from outrider.export.certificate.certify import certify_bundle
 from outrider.export.certificate.graph_runner import GraphRunner
@@ -355,7 +356,9 @@ def test_a_bundle_says_what_its_mixers_keep(
     assert states is not None and states.slot_bytes == 4 * 2 * (1024 + 2 * (3 * 136 + 6 * 128))
     path = bundle.model_path(entry)
     assert not path.with_name(GROUPED_FILE).exists()
-    assert "recurrent states" in bundle.why_no_device(entry, "9.0")
+    for refused in (lambda: plan_parts(bundle, ()), lambda: plan_parts(bundle, ("target",))):
+        with pytest.raises(BundleError, match="recurrent states, which were not measured on acc"):
+            refused()
     assert any("1 layers with a cache, 2 with a recurrent state" in stage for stage in stages)
     assert certify_bundle(bundle, {"target": tmp_path / "target"})["target"]["rejections"]
 
