@@ -134,6 +134,8 @@ def _decoder_program(
         program = _trace(decoder, decoder_signature(model_config, states))
     if reason := seen.why_not(model_config.window):
         raise BundleError(f"{path.parent.name}: {reason}")
+    if states is not None:
+        measure_tokens(program.model.graph)
     _rewrite(program, num_positions, stand_ins)
     return program
 
@@ -168,7 +170,6 @@ def _rewrite(program: torch.onnx.ONNXProgram, num_positions: int, stand_ins: Sta
     """Rewrite a traced graph to its canonical form."""
     _strip_traces(program.model)
     stand_ins.give_way(program.model.graph)
-    measure_tokens(program.model.graph)
     drop_unread_outputs(program.model.graph)
     forget_row_counts(program.model.graph)
     fuse(program.model)

@@ -15,6 +15,7 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import GROUPED_FILE, MODEL_FILE
 from outrider.engines.bundle.states import STATES
 from outrider.engines.onnx.session import open_session
+from outrider.export.accelerators.tensorrt.parts import plan_parts
 from outrider.export.certificate import slot_places
 from outrider.export.certificate.certify import certify_bundle
 from outrider.export.certificate.graph_runner import GraphRunner
@@ -29,10 +30,12 @@ from outrider.export.graph.tracing.probe import mixer_sizes
 from outrider.export.graph.tracing.signatures import Signature
 from outrider.export.model_config import LayerKinds, ModelConfig, read_model_config
 from outrider.export.weights.blocks import quantize_file
+from outrider.export.weights.mapped import is_mapped
 from outrider.export.weights.w8a8 import quantize_static
 from transformers import DynamicCache, PreTrainedModel
 
 from tests.export.graph.hybrid_models import FAMILIES, random_hybrid, write_hybrid
+from tests.export.weights.packed_models import Packing, pack_folder
 from tests.gate import few_of
 from tests.mutants import put_in
 
@@ -163,6 +166,30 @@ def test_the_reference_of_a_delta_rule_goes_token_by_token() -> None:
     assert np.abs(found.values - expected).max() < 2 * found.rounding
     assert not np.array_equal(found.values, reference_logits(model, texts))
     assert module.torch_chunk_gated_delta_rule is chunked
+
+
+def test_a_checkpoint_in_16_bits_convolves_in_float32(tmp_path: Path) -> None:
+    """Its weights stay in their file, and taps are read by the layer, not by the module that has them."""
+    random_hybrid("lfm2", hidden_size=128).to(torch.bfloat16).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path, max_context=NUM_POSITIONS)
+    model = checkpoint.load()
+    assert is_mapped(model)
+    texts = np.random.default_rng(0).integers(0, 512, (2, 40))
+    expected = reference_logits(checkpoint.load_as(torch.float32), texts)
+    assert np.array_equal(Reference(model).logits(texts).values, expected)
+
+
+def test_a_packed_checkpoint_keeps_its_blocks(
+    export_small: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    """Gates are in no block, as in published ones."""
+    write_hybrid("qwen3_5_text", tmp_path)
+    drawn = pack_folder(tmp_path, Packing(method="gptq"), "proj")
+    assert not [name for name in drawn if name.endswith(("proj_a", "proj_b"))]
+    bundle = export_small(target=tmp_path, max_gamma=2)
+    certificate = bundle.manifest.certificate["target"]
+    assert isinstance(certificate, dict) and certificate["kept_blocks"]["rejections"]
+    assert bundle.manifest.target.weights == "gptq-int4"
 
 
 # Mistakes of what is traced: each must differ from PyTorch beyond the bound, where it is not refused before.
@@ -329,7 +356,9 @@ def test_a_bundle_says_what_its_mixers_keep(
     assert states is not None and states.slot_bytes == 4 * 2 * (1024 + 2 * (3 * 136 + 6 * 128))
     path = bundle.model_path(entry)
     assert not path.with_name(GROUPED_FILE).exists()
-    assert "recurrent states" in bundle.why_no_device(entry, "9.0")
+    for refused in (lambda: plan_parts(bundle, ()), lambda: plan_parts(bundle, ("target",))):
+        with pytest.raises(BundleError, match="recurrent states, which were not measured on acc"):
+            refused()
     assert any("1 layers with a cache, 2 with a recurrent state" in stage for stage in stages)
     assert certify_bundle(bundle, {"target": tmp_path / "target"})["target"]["rejections"]
 
