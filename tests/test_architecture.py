@@ -113,7 +113,6 @@ TYPING_ONLY = {"tensorrt", "llguidance", "cryptography", "jwt"}
 MOST_LINES, MOST_PARAMETERS, MOST_ATTRIBUTES = 60, 9, 15
 LARGER = {
     "export.graph.tracing.kv_export._attention": "it takes what Transformers gives an attention function",
-    "runtime.cli.client.generate": "it hands on forty options, each in a line",
 }
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +29,124 @@ if TYPE_CHECKING:
     from outrider.v1 import inference_pb2 as wire
 
 
+@dataclass(frozen=True, slots=True)
+class _RequestOption:
+    """An option of ``generate`` that is a field of the request.
+
+    Attributes:
+        name: of the option.
+        kind: of its values; a ``Path`` is a file whose text is the value.
+        help: what the command line says of it.
+        field: of ``GenerateRequest`` or, behind a dot, of its speculation; empty for ``name``.
+        default: None and False leave the field out.
+    """
+
+    name: str
+    kind: Any
+    help: str
+    field: str = ""
+    default: Any = None
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """A parameter that typer reads."""
+        is_flag = self.kind is bool and self.default is False
+        flags = [f"--{self.name.replace('_', '-')}"] if is_flag else []
+        option = typer.Option(self.default, *flags, help=self.help)
+        has_value = self.default is not None
+        kind = self.kind if has_value else self.kind | None
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind
+        )
+
+    def value(self, given: Mapping[str, Any]) -> Any:
+        """Return the field's value, a file read; None to leave it out."""
+        found = given[self.name]
+        if isinstance(found, Path):
+            return found.read_text(encoding="utf-8")
+        return None if found is False and self.default is False else found
+
+
+_OPTIONS = (
+    _RequestOption("source_language", str, "Of the prompt, for a model with an encoder."),
+    _RequestOption("target_language", str, "Of the answer, for a model with an encoder."),
+    _RequestOption("answer_prefix", str, "What the answer begins with, for such a model."),
+    _RequestOption("max_tokens", int, "Output tokens at most; 0 with --echo or --prompt-logprobs."),
+    _RequestOption("echo", bool, "Print the prompt before its answer.", default=False),
+    _RequestOption(
+        "prompt_logprobs", int, "Log-probabilities of the prompt, beside so many alternatives."
+    ),
+    _RequestOption("temperature", float, "0 is greedy."),
+    _RequestOption("top_k", int, "0 is off."),
+    _RequestOption("top_p", float, "1 is off."),
+    _RequestOption("min_p", float, "0 is off."),
+    _RequestOption("no_repeat_ngram_size", int, "No so many tokens occur twice; 0 is off."),
+    _RequestOption("top_n_sigma", float, "Keeps logits so many deviations from the top; 0 is off."),
+    _RequestOption("seed", int, "Default: random, reported."),
+    _RequestOption("stop", list[str], "Ends the completion."),
+    _RequestOption("num_beams", int, "Beam search; 1 is none."),
+    _RequestOption("num_results", int, "Completions, drawn apart; of a beam search the best.", "n"),
+    _RequestOption("length_penalty", float, "Of a beam's score."),
+    _RequestOption("early_stopping", bool, "End at num_beams ends.", default=False),
+    _RequestOption("exhaustive_search", bool, "End when nothing can win.", default=False),
+    _RequestOption("json_schema", Path, "File of a JSON schema that the answer has."),
+    _RequestOption("regex", str, "Expression of the whole answer."),
+    _RequestOption("grammar", Path, "File of a Lark grammar that the answer has."),
+    _RequestOption(
+        "compact", bool, "With --json-schema: no white space.", "disable_any_whitespace", False
+    ),
+    _RequestOption("speculate", bool, "Draft at all.", "speculation.enabled", True),
+    _RequestOption("drafter", str, "Name; see outrider info.", "speculation.drafter"),
+    _RequestOption("phrase_length", int, "Of phrases, ouroboros.", "speculation.phrase_length"),
+    _RequestOption("num_phrases", int, "Of ouroboros; 0 is none.", "speculation.num_phrases"),
+    _RequestOption(
+        "branching",
+        list[int],
+        "Of tree: candidates per level, given once per level.",
+        "speculation.branching",
+    ),
+    _RequestOption(
+        "reference",
+        Path,
+        "Text the answer may quote; of drafter reference.",
+        "speculation.reference",
+    ),
+    _RequestOption("gamma", int, "Draft tokens per step.", "speculation.gamma"),
+    _RequestOption(
+        "mode", str, "max_accept, seed_stable, lenient.", "speculation.mode", "max_accept"
+    ),
+    _RequestOption("lenience", float, "Of mode lenient.", "speculation.lenience"),
+    _RequestOption(
+        "block_verification",
+        bool,
+        "Judge sampled drafts as whole blocks.",
+        "speculation.block_verification",
+    ),
+    _RequestOption("priority", int, "Among waiting requests; lower goes first, 0 is usual."),
+    _RequestOption("trace", bool, "One line per pass of the target.", "return_trace", False),
+)
+
+
+def _with_request_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of requests behind its own; it gets their values as keyword arguments."""
+    own = inspect.signature(command, eval_str=True)
+    fixed = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    found = own.replace(parameters=[*fixed, *(one.parameter for one in _OPTIONS)])
+    command.__signature__ = found  # type: ignore[attr-defined]
+    return command
+
+
+def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a request that options ask for."""
+    options: dict[str, Any] = {"speculation": {}, "return_trace": False}
+    for one in _OPTIONS:
+        if (value := one.value(given)) is not None:
+            part, _, name = (one.field or one.name).rpartition(".")
+            (options[part] if part else options)[name] = value
+    return options
+
+
+@_with_request_options
 def generate(
     prompt: Annotated[
         str, typer.Option(help="Text to complete, or to answer to; - reads standard input.")
@@ -40,141 +161,30 @@ def generate(
     template_argument: Annotated[
         list[str] | None, typer.Option(help="With --chat: NAME=JSON, a variable of the template.")
     ] = None,
-    source_language: Annotated[
-        str | None, typer.Option(help="Of the prompt, for a model with an encoder.")
-    ] = None,
-    target_language: Annotated[
-        str | None, typer.Option(help="Of the answer, for a model with an encoder.")
-    ] = None,
-    answer_prefix: Annotated[
-        str | None, typer.Option(help="What the answer begins with, for such a model.")
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(help="Output tokens at most; 0 with --echo or --prompt-logprobs."),
-    ] = None,
-    echo: Annotated[
-        bool, typer.Option("--echo", help="Print the prompt before its answer.")
-    ] = False,
-    prompt_logprobs: Annotated[
-        int | None,
-        typer.Option(help="Log-probabilities of the prompt, beside so many alternatives."),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="0 is off.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="1 is off.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="0 is off.")] = None,
-    no_repeat_ngram_size: Annotated[
-        int | None, typer.Option(help="No so many tokens occur twice; 0 is off.")
-    ] = None,
-    top_n_sigma: Annotated[
-        float | None, typer.Option(help="Keeps logits so many deviations from the top; 0 is off.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Default: random, reported.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Ends the completion.")] = None,
-    num_beams: Annotated[int | None, typer.Option(help="Beam search; 1 is none.")] = None,
-    num_results: Annotated[
-        int | None, typer.Option(help="Completions, drawn apart; of a beam search the best.")
-    ] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Of a beam's score.")] = None,
-    early_stopping: Annotated[bool, typer.Option(help="End at num_beams ends.")] = False,
-    exhaustive_search: Annotated[bool, typer.Option(help="End when nothing can win.")] = False,
-    json_schema: Annotated[
-        Path | None, typer.Option(help="File of a JSON schema that the answer has.")
-    ] = None,
-    regex: Annotated[str | None, typer.Option(help="Expression of the whole answer.")] = None,
-    grammar: Annotated[
-        Path | None, typer.Option(help="File of a Lark grammar that the answer has.")
-    ] = None,
-    compact: Annotated[bool, typer.Option(help="With --json-schema: no white space.")] = False,
-    speculate: Annotated[bool, typer.Option(help="Draft at all.")] = True,
-    drafter: Annotated[str | None, typer.Option(help="Name; see outrider info.")] = None,
-    phrase_length: Annotated[int | None, typer.Option(help="Of phrases, ouroboros.")] = None,
-    num_phrases: Annotated[int | None, typer.Option(help="Of ouroboros; 0 is none.")] = None,
-    branching: Annotated[
-        list[int] | None, typer.Option(help="Of tree: candidates per level, given once per level.")
-    ] = None,
-    reference: Annotated[
-        Path | None, typer.Option(help="Text the answer may quote; of drafter reference.")
-    ] = None,
-    gamma: Annotated[int | None, typer.Option(help="Draft tokens per step.")] = None,
-    mode: Annotated[str, typer.Option(help="max_accept, seed_stable, lenient.")] = "max_accept",
-    lenience: Annotated[float | None, typer.Option(help="Of mode lenient.")] = None,
-    block_verification: Annotated[
-        bool | None, typer.Option(help="Judge sampled drafts as whole blocks.")
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option(help="Among waiting requests; lower goes first, 0 is usual.")
-    ] = None,
     timeout_s: Annotated[float | None, typer.Option(help="Deadline, seconds.")] = None,
-    trace: Annotated[bool, typer.Option(help="One line per pass of the target.")] = False,
     api_key_file: ApiKeyFile = None,
     tls_ca: TlsCa = None,
     tls_certificate: TlsCertificate = None,
     tls_key: TlsKey = None,
     allow_insecure: AllowInsecure = False,
+    **given: Any,
 ) -> None:
     """Stream one completion to standard output."""
     from outrider.v1 import inference_pb2 as wire
 
     names = wire.ExactnessMode.DESCRIPTOR.values_by_name
-    if (mode_name := f"EXACTNESS_MODE_{mode.upper()}") not in names:
+    if (mode_name := f"EXACTNESS_MODE_{given['mode'].upper()}") not in names:
         raise typer.BadParameter("must be max_accept, seed_stable or lenient", param_hint="--mode")
     with refusals():
-        quoted, schema, lark = (
-            None if path is None else path.read_text(encoding="utf-8")
-            for path in (reference, json_schema, grammar)
-        )
-    speculation = {
-        "enabled": speculate,
-        "drafter": drafter,
-        "gamma": gamma,
-        "mode": names[mode_name].number,
-        "lenience": lenience,
-        "block_verification": block_verification,
-        "phrase_length": phrase_length,
-        "num_phrases": num_phrases,
-        "branching": branching,
-        "reference": quoted,
-    }
-    given: dict[str, Any] = {
-        "source_language": source_language,
-        "target_language": target_language,
-        "answer_prefix": answer_prefix,
-        "max_tokens": max_tokens,
-        "echo": echo or None,
-        "prompt_logprobs": prompt_logprobs,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "no_repeat_ngram_size": no_repeat_ngram_size,
-        "top_n_sigma": top_n_sigma,
-        "seed": seed,
-        "stop": stop,
-        "num_beams": num_beams,
-        "n": num_results,
-        "length_penalty": length_penalty,
-        "early_stopping": early_stopping or None,
-        "exhaustive_search": exhaustive_search or None,
-        "json_schema": schema,
-        "regex": regex,
-        "grammar": lark,
-        "disable_any_whitespace": compact or None,
-        "priority": priority,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
-    options["speculation"] = {k: v for k, v in speculation.items() if v is not None}
-    options["return_trace"] = trace
+        options = _asked({**given, "mode": names[mode_name].number})
+    text = sys.stdin.read() if prompt == "-" else prompt
     if chat:
         arguments = template_arguments(template_argument or [])
         options |= {"template_arguments": arguments} if arguments else {}
+        options["messages"] = [*opening_messages(system), {"role": "user", "content": text}]
     elif system is not None or template_argument:
         name = "--system" if system is not None else "--template-argument"
         raise typer.BadParameter("needs --chat", param_hint=name)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    if chat:
-        options["messages"] = [*opening_messages(system), {"role": "user", "content": text}]
     connection = Connection(
         address=address,
         api_key_file=api_key_file,

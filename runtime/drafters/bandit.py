@@ -20,8 +20,8 @@ FADING = 0.98
 EXPLORATION = 0.08
 """Bonus of a drafter tried about as often as the log of all trials, as a share of the best speed.
 
-With speeds of .99, 1.15 and 1.06 and requests that differ by 10 %, requests 11 to 20 go at .98 of the best, later ones at
-.99; with a bonus of .25 at .96 and .97.
+With speeds of .99, 1.15 and 1.06 and requests that differ by 10 %, requests 11 to 20 go at .98 of the best, later ones
+at .99; with a bonus of .25 at .96 and .97.
 """
 
 

@@ -65,7 +65,10 @@ MUTATIONS = {
         constraint, "self._rows[num_fitting + 1 : 1 + len(tokens)] = _ANY", "pass", "masks_of_drafts",
     ),
     "a drafter's masks stand still": (
-        model, "constraint.follow(drafted[slot])", "pass", "whole_drafts",
+        model,
+        "constraint.follow(drafted[slot])\n            fed = following",
+        "pass\n            fed = following",
+        "whole_drafts",
     ),
     "columns of a tree are mixed up": (
         tree, "masks[list(columns)] = rows", "masks[list(columns)] = rows[::-1]", "columns",
