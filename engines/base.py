@@ -135,6 +135,19 @@ class Source:
     tokens: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """What a slot keeps of recurrent layers behind its settled text.
+
+    Attributes:
+        length: tokens of that text.
+        values: [n] float32 on the host; their order is the engine's.
+    """
+
+    length: int
+    values: FloatArray
+
+
 class Engine(Protocol):
     """One loaded model with its KV cache. Not thread-safe: one thread owns it."""
 
@@ -156,6 +169,11 @@ class Engine(Protocol):
     @property
     def token_bytes(self) -> int:
         """Bytes of a token in what ``read_slot`` returns; 0 where slots are neither read nor written."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what ``read_state`` returns; 0 without states."""
         ...
 
     def read(self, sources: Sequence[Source]) -> None:
@@ -237,7 +255,8 @@ class Engine(Protocol):
     def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
         """Make tokens that were read from a slot the text of a slot behind its first ``start`` tokens.
 
-        The slot goes on as if it had been extended by the tokens; with I2, in the same bits.
+        The slot goes on as if it had been extended by the tokens; with I2, in the same bits. With states it takes no
+        span but from 0 on before ``write_state``.
 
         Args:
             slot: holds ``start`` tokens at least.
@@ -247,6 +266,23 @@ class Engine(Protocol):
         Raises:
             EngineError: the slot holds fewer tokens or has no room, the values are no such (nothing changed), or this
                 engine's slots are not written.
+        """
+        ...
+
+    def read_state(self, slot: int) -> SlotState:
+        """Return a copy of the state at ``first_start``.
+
+        Raises:
+            EngineError: the slot has settled nothing, or this engine keeps no states.
+        """
+        ...
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Give a slot the state of its text, all of which was written by ``write_slot``.
+
+        Raises:
+            EngineError: the state is of another length or engine, the slot has one already, or this engine keeps none
+                (nothing changed).
         """
         ...
 

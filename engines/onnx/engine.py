@@ -35,6 +35,7 @@ from outrider.engines.base import (
     EngineError,
     EngineLimits,
     FloatArray,
+    SlotState,
     Source,
     Span,
 )
@@ -51,15 +52,17 @@ from outrider.engines.onnx.states import SlotStates
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.spans import (
     NO_ENCODER,
-    NOT_READ,
-    NOT_WRITTEN,
+    NO_STATES,
     check_have_sources,
     check_kept_path,
     check_move,
     check_open,
     check_read,
     check_spans,
+    check_state_read,
+    check_state_write,
     check_write,
+    floor_without_state,
     num_valid,
 )
 
@@ -120,8 +123,8 @@ class OnnxEngine:
             capacities=capacities(self.limits),
         )
         self._states = _states_of(entry, self.limits)
-        # Keys and values without the states beside them are of no use.
-        self.token_bytes = 0 if self._states else _FLOAT_BYTES * math.prod(self._cache.token_shape)
+        self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
+        self.state_bytes = _FLOAT_BYTES * self._states.size if self._states else 0
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -265,8 +268,6 @@ class OnnxEngine:
             EngineError: a slot is outside the engine, or holds fewer tokens.
         """
         self._require_open()
-        if self._states is not None:
-            raise EngineError(NOT_READ)
         check_read(slot, start, end, self._cache.lengths)
         return self._cache.read(slot, end, start)
 
@@ -278,14 +279,35 @@ class OnnxEngine:
                 more memory could not be had.
         """
         self._require_open()
-        if self._states is not None:
-            raise EngineError(NOT_WRITTEN)
         cache = self._cache
         count = check_write(slot, start, values, cache.token_shape, self.limits, cache.lengths)
         if cache.reserve(start + count):
             self._calls.clear()
         cache.write(slot, start, values)
         self._tree_spans.pop(slot, None)
+        if self._states is not None:
+            self._states.bases[slot] = floor_without_state(self.limits)
+
+    def read_state(self, slot: int) -> SlotState:
+        """Return a copy of a slot's state; see ``Engine.read_state``.
+
+        Raises:
+            EngineError: the slot has settled nothing, or the model has no recurrent layers.
+        """
+        states = self._require_states()
+        check_state_read(slot, self._cache.lengths, states.bases)
+        return SlotState(length=states.bases[slot], values=states.read(slot))
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Give a slot the state of the text that was written to it; see ``Engine.write_state``.
+
+        Raises:
+            EngineError: the state is of another text or engine, or the model has no recurrent layers.
+        """
+        states = self._require_states()
+        held = self._cache.lengths, states.bases
+        check_state_write(slot, state, states.size, self.limits, held)
+        states.write(slot, state.length, state.values)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
@@ -388,6 +410,12 @@ class OnnxEngine:
         if self._sources is None:
             raise EngineError(NO_ENCODER)
         return self._sources
+
+    def _require_states(self) -> SlotStates:
+        self._require_open()
+        if self._states is None:
+            raise EngineError(NO_STATES)
+        return self._states
 
     def _require_open(self) -> onnxruntime.InferenceSession:
         if self._session is None:

@@ -184,6 +184,32 @@ class SlotStates:
             self._is_used[destination] = self._is_used[source]
         self.bases[destination] = self.bases[source] if length else 0
 
+    def read(self, slot: int) -> FloatArray:
+        """Return [n] float32: a copy of the state, and of what precedes any token behind it, of a slot's base."""
+        first = self._entry.window - self._aligned[slot] + self.bases[slot] - self._num_before
+        window = self._windows[:, slot, first : first + self._num_before]
+        return np.concatenate([self._states[:, slot].reshape(-1), window.reshape(-1)])
+
+    def write(self, slot: int, length: int, values: FloatArray) -> None:
+        """Make what ``read`` returned the state of a slot's first ``length`` tokens."""
+        state = self._states[:, slot]
+        state[...] = values[: state.size].reshape(state.shape)
+        window = self._windows[:, slot, self._entry.max_open :]
+        window[...] = values[state.size :].reshape(window.shape)
+        self.bases[slot] = self._aligned[slot] = length
+        self._is_used[slot] = True
+
+    @property
+    def size(self) -> int:
+        """Numbers that ``read`` returns."""
+        channels = len(self._windows) * self._num_before * self._entry.channels
+        return int(self._states[:, 0].size) + channels
+
+    @property
+    def _num_before(self) -> int:
+        """Inputs before a token that its convolution reads."""
+        return self._entry.kernel - 1
+
     def trimmed(self, lengths: Sequence[int | None]) -> list[int | None]:
         """Return the lengths that slots can be cut to, and forget those of which that is nothing."""
         kept: list[int | None] = []

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from outrider.engines.base import EngineError, EngineLimits, FloatArray, Source, Span
+from outrider.engines.base import (
+    EngineError,
+    EngineLimits,
+    FloatArray,
+    SlotState,
+    Source,
+    Span,
+)
 from outrider.engines.spans import (
-    NOT_READ,
-    NOT_WRITTEN,
+    NO_STATES,
     check_have_sources,
     check_kept_path,
     check_move,
@@ -17,7 +23,10 @@ from outrider.engines.spans import (
     check_share,
     check_sources,
     check_spans,
+    check_state_read,
+    check_state_write,
     check_write,
+    floor_without_state,
     num_valid,
 )
 
@@ -31,11 +40,13 @@ class TokenSlots:
     """
 
     packs_rows = False
+    # A token's id, in place of its keys and values.
+    token_bytes = 4
 
     def __init__(self, limits: EngineLimits, source_vocab_size: int | None = None) -> None:
         self.limits = limits
-        # A token's id, in place of its keys and values; with states slots are neither read nor written.
-        self.token_bytes = 4 if limits.max_open is None else 0
+        # Its settled length, in place of a state.
+        self.state_bytes = 0 if limits.max_open is None else 4
         self._source_vocab_size = source_vocab_size or limits.vocab_size
         self._slots: list[tuple[int, ...]] = [()] * limits.max_batch
         # Of a slot without a source empty: no source is.
@@ -98,8 +109,6 @@ class TokenSlots:
         Raises:
             EngineError: a slot is outside the engine, or holds fewer tokens.
         """
-        if not self.token_bytes:
-            raise EngineError(NOT_READ)
         check_read(slot, start, end, [len(held) for held in self._slots])
         return np.array(self._slots[slot][start:end], dtype=np.float32)[:, None]
 
@@ -109,11 +118,39 @@ class TokenSlots:
         Raises:
             EngineError: a slot is outside the engine, has no room or holds fewer tokens, or these are no tokens' ids.
         """
-        if not self.token_bytes:
-            raise EngineError(NOT_WRITTEN)
         check_write(slot, start, values, (1, 1), self.limits, [len(held) for held in self._slots])
         self._slots[slot] = self._slots[slot][:start] + tuple(values[:, 0].astype(int).tolist())
         self._trees.pop(slot, None)
+        if self.state_bytes:
+            self._floors[slot] = floor_without_state(self.limits)
+
+    def read_state(self, slot: int) -> SlotState:
+        """Return the number of settled tokens.
+
+        Raises:
+            EngineError: the slot has settled nothing, or this engine keeps no states.
+        """
+        if not self.state_bytes:
+            raise EngineError(NO_STATES)
+        check_state_read(slot, [len(held) for held in self._slots], self._floors)
+        length = self._floors[slot]
+        return SlotState(length=length, values=np.array([length], dtype=np.float32))
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Let a slot go on behind the text that was written.
+
+        Raises:
+            EngineError: the state is of another text, or this engine keeps none.
+        """
+        if not self.state_bytes:
+            raise EngineError(NO_STATES)
+        held = [len(held) for held in self._slots], self._floors
+        check_state_write(slot, state, 1, self.limits, held)
+        if state.values[0] != state.length:
+            raise EngineError(
+                f"slot {slot}: a state of {state.values[0]} tokens, not {state.length}"
+            )
+        self._floors[slot] = state.length
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Cut every slot to its length; of one without a length the source goes too."""

@@ -220,11 +220,7 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
         return config
     engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
     if pair.target.limits.max_source or pair.rounds or not all(one.token_bytes for one in engines):
-        where = "on this device"
-        if pair.target.limits.max_source:
-            where = "with an encoder"
-        elif any(one.limits.max_open is not None for one in engines):
-            where = "with recurrent layers, whose states stand behind settled texts alone"
+        where = "with an encoder" if pair.target.limits.max_source else "on this device"
         log.info("no prefix cache: there is none for models %s", where)
         return replace(config, prefix_cache_bytes=0)
     token_bytes = sum(one.token_bytes for one in engines)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from outrider.engines.base import Engine, EngineError, FloatArray, Span
+from outrider.engines.base import Engine, EngineError, FloatArray, SlotState, Span
 
 from tests.engines.contract import Comparison, MakeEngine, make_tokens
 
@@ -79,14 +79,63 @@ class StateContract(Comparison):
                 self.assert_same(np.stack(found), np.stack(self.expected(alone, text)))
         return sum(map(len, texts.tokens))
 
-    def test_an_engine_with_states_has_no_trees_and_copies_no_tokens(self, engine: Engine) -> None:
+    def test_an_engine_with_states_has_no_trees(self, engine: Engine) -> None:
         limits = engine.limits
-        assert (limits.max_open, limits.max_tree_nodes, engine.token_bytes) == (MAX_OPEN, 0, 0)
-        engine.extend([settled(0, 0, (1, 2))])
-        with pytest.raises(EngineError, match="are not read"):
-            engine.read_slot(0, 0, 1)
-        with pytest.raises(EngineError, match="are not written"):
-            engine.write_slot(0, 0, np.zeros((1, 1), np.float32))
+        assert (limits.max_open, limits.max_tree_nodes) == (MAX_OPEN, 0)
+
+    @pytest.mark.parametrize("num_open", range(MAX_OPEN + 1))
+    def test_a_text_written_with_its_state_goes_on_in_another_engine(
+        self, engine: Engine, alone: Engine, num_open: int
+    ) -> None:
+        """Whatever was open behind it, over a longer text, in one piece and in two."""
+        prefix, drafts = make_tokens(engine, 7, seed=1), make_tokens(engine, num_open, seed=2)
+        texts, others = Texts(engine, 2), Texts(alone, 3)
+        texts.extend([settled(0, 0, prefix[:3])], [3])
+        texts.extend([settled(0, 3, prefix[3:] + drafts, 4)], [4])
+        state = engine.read_state(0)
+        assert (state.length, state.values.nbytes) == (7, engine.state_bytes)
+        values = engine.read_slot(0, 0, 7)
+        texts.extend(
+            [settled(0, 7, (5, 5), 1), settled(1, 0, (9 % engine.limits.vocab_size,) * 9)], [2, 9]
+        )
+        for slot, cut in ((1, 7), (2, 3)):
+            others.extend([settled(slot, 0, make_tokens(engine, 9, seed=3), 5 + slot)], [9])
+            alone.write_slot(slot, 0, values[..., :cut, :])
+            if cut < 7:
+                alone.write_slot(slot, cut, values[..., cut:, :])
+            with pytest.raises(EngineError, match="start 7 is before"):
+                alone.extend([settled(slot, 7, (1,))])
+            alone.write_state(slot, state)
+            assert alone.first_start(slot) == 7
+            others.tokens[slot], others.found[slot] = texts.tokens[0][:7], texts.found[0][:7]
+        spans = [settled(slot, 7, (3, 1, 4)[:count], 1) for slot, count in ((1, 3), (2, 2))]
+        others.extend(spans, [2, 1])
+        others.extend([settled(1, 9, (2, 2)), settled(2, 8, (7,))], [2, 1])
+        self.check(others, engine)
+
+    def test_states_of_other_texts_are_refused(self, engine: Engine) -> None:
+        with pytest.raises(EngineError, match="no settled text"):
+            engine.read_state(0)
+        engine.extend([settled(0, 0, (1, 2), 0), settled(1, 0, (1, 2, 3), 2)])
+        with pytest.raises(EngineError, match="no settled text"):
+            engine.read_state(0)
+        with pytest.raises(EngineError, match="slots are 0"):
+            engine.read_state(-1)
+        state, values = engine.read_state(1), engine.read_slot(1, 0, 3)
+        with pytest.raises(EngineError, match="not 2 tokens that were written"):
+            engine.write_state(1, state)
+        engine.write_slot(0, 0, values)
+        with pytest.raises(EngineError, match="not 2 tokens that were written"):
+            engine.write_state(0, state)
+        with pytest.raises(EngineError, match="no settled text"):
+            engine.read_state(0)
+        engine.write_slot(0, 0, values[..., :2, :])
+        with pytest.raises(EngineError, match="a state of shape"):
+            engine.write_state(0, SlotState(length=2, values=state.values[:0]))
+        engine.write_state(0, state)
+        with pytest.raises(EngineError, match="not 2 tokens that were written"):
+            engine.write_state(0, state)
+        engine.extend([settled(0, 0, (5,)), settled(1, 0, ())])
 
     @pytest.mark.parametrize("seed", range(4))
     def test_texts_of_random_spans_and_rejections_are_those_fed_token_by_token(

@@ -147,7 +147,7 @@ def test_variables_are_the_servers(tmp_path: Path):
     assert len(dict(named)) >= 7
     found = settings(tmp_path / "serve.toml", **dict(named))
     for name, value in named:
-        assert found[name.removeprefix("OUTRIDER_SERVE_").lower()] == value
+        assert str(found[name.removeprefix("OUTRIDER_SERVE_").lower()]) == value
 
 
 def test_the_units_command_is_the_servers(tmp_path: Path):

@@ -141,6 +141,14 @@ MISTAKES_OF_STATES = {
         "self._aligned[destination] = self._aligned[source]",
         "self._aligned[destination] = length",
     ),
+    "a state is read with the window of its end": (
+        "self._entry.window - self._aligned[slot] + self.bases[slot] - self._num_before",
+        "self._entry.window - self._num_before",
+    ),
+    "a state is written beside the window": (
+        "window = self._windows[:, slot, self._entry.max_open :]",
+        "window = self._windows[:, slot, : self._num_before]",
+    ),
     "windows are not kept": (
         "        self._windows[:, first:end] = self._new_windows[:, :num_rows]\n",
         "",
@@ -159,6 +167,8 @@ def is_found_out(bundle: Bundle) -> bool:
             )
             engine, alone = (open_engine(bundle, "target") for _ in range(2))
             suite.test_a_copy_is_cut_where_its_source_may_be(engine, alone)
+            engine, alone = (open_engine(bundle, "target") for _ in range(2))
+            suite.test_a_text_written_with_its_state_goes_on_in_another_engine(engine, alone, seed)
     except (AssertionError, EngineError):
         return True
     return False
