@@ -14,6 +14,9 @@ Invariants every engine keeps (held by ``tests/engines/contract.py``):
   at the span's beginning; others see the same values at other columns of the cache, which rounds differently.
 * I4  Of a model with an encoder, they depend on the slot's own source too, and on no other. Where I2 holds, they are
   the same bits whatever sources were read in the same call and whatever room the sources' cache had.
+* I5  Of recurrent layers a slot keeps the state behind its *settled* text alone; the tokens behind that are *open*. A
+  span may start anywhere from ``Engine.first_start`` to what the slot holds: that costs nothing and moves no data, and
+  I1 and I2 hold from there, whatever was rejected. Such engines take no trees: each branch would need a state.
 """
 
 from __future__ import annotations
@@ -80,6 +83,7 @@ class EngineLimits:
         max_tree_nodes: tokens of a tree at most, its root included; 0 where no trees are taken.
         max_prompt_rows: rows that one call runs together whatever their length; 0 for ``max_batch``.
         max_source: tokens of a source at most; 0 for a model without an encoder, which reads none.
+        max_open: tokens that a slot may hold behind its settled text; None for any, of a model without states.
         parallel_token: stands for tokens that are not known yet, in a model that was taught to continue over them;
             None for any other.
     """
@@ -91,6 +95,7 @@ class EngineLimits:
     max_tree_nodes: int = 0
     max_prompt_rows: int = 0
     max_source: int = 0
+    max_open: int | None = None
     parallel_token: int | None = None
 
 
@@ -114,6 +119,7 @@ class Span:
     tokens: tuple[int, ...]
     num_logits: int
     parents: tuple[int, ...] | None = None
+    num_settled: int = 0
 
 
 @step_value
@@ -127,6 +133,19 @@ class Source:
 
     slot: int
     tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """What a slot keeps of recurrent layers behind its settled text.
+
+    Attributes:
+        length: tokens of that text.
+        values: [n] float32 on the host; their order is the engine's.
+    """
+
+    length: int
+    values: FloatArray
 
 
 class Engine(Protocol):
@@ -150,6 +169,11 @@ class Engine(Protocol):
     @property
     def token_bytes(self) -> int:
         """Bytes of a token in what ``read_slot`` returns; 0 where slots are neither read nor written."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what ``read_state`` returns; 0 without states."""
         ...
 
     def read(self, sources: Sequence[Source]) -> None:
@@ -206,8 +230,15 @@ class Engine(Protocol):
         """
         ...
 
+    def first_start(self, slot: int) -> int:
+        """Return the least start but 0 that a slot takes without being fed again (I5); 0 without states."""
+        ...
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the source of one slot, if it has one, and its first ``length`` cached tokens over another."""
+        """Copy the source of one slot, if it has one, and its first ``length`` cached tokens over another.
+
+        ``length`` is 0, or at least ``first_start(source)``.
+        """
         ...
 
     def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
@@ -224,7 +255,8 @@ class Engine(Protocol):
     def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
         """Make tokens that were read from a slot the text of a slot behind its first ``start`` tokens.
 
-        The slot goes on as if it had been extended by the tokens; with I2, in the same bits.
+        The slot goes on as if it had been extended by the tokens; with I2, in the same bits. With states it takes no
+        span but from 0 on before ``write_state``.
 
         Args:
             slot: holds ``start`` tokens at least.
@@ -237,10 +269,28 @@ class Engine(Protocol):
         """
         ...
 
+    def read_state(self, slot: int) -> SlotState:
+        """Return a copy of the state at ``first_start``.
+
+        Raises:
+            EngineError: the slot has settled nothing, or this engine keeps no states.
+        """
+        ...
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Give a slot the state of its text, all of which was written by ``write_slot``.
+
+        Raises:
+            EngineError: the state is of another length or engine, the slot has one already, or this engine keeps none
+                (nothing changed).
+        """
+        ...
+
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s, and whole slots beyond.
 
-        Of a slot without a length, None, all is forgotten, its source too. May give memory back that a long slot
+        Of a slot without a length, None, all is forgotten, its source too. A slot whose length lies below its
+        ``first_start`` holds no text afterwards. May give memory back that a long slot
         needed; called when slots have become free.
 
         Raises:

@@ -87,8 +87,17 @@ def _in_spans(
     start, found = 0, list[FloatArray]()
     for width in widths:
         end = start + width
+        # As much as may be is left open: it is what the next span's states are worked out from.
+        max_open = engine.limits.max_open
+        count = width if max_open is None else max(1, width - max_open)
         spans = [
-            Span(slot=slot, start=start, tokens=text[start:end], num_logits=width)
+            Span(
+                slot=slot,
+                start=start,
+                tokens=text[start:end],
+                num_logits=width,
+                num_settled=count,
+            )
             for slot, text in enumerate(texts)
         ]
         found.append(engine.extend(spans)[: len(texts), :width].copy())

@@ -9,14 +9,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engines.base import Engine, EngineError, EngineLimits, FloatArray, Source, Span
+from outrider.engines.base import (
+    Engine,
+    EngineError,
+    EngineLimits,
+    FloatArray,
+    SlotState,
+    Source,
+    Span,
+)
 from outrider.engines.trees import chain_length, check_parents, check_path, tree_layout
 
 NO_ENCODER = "this model has no encoder: it reads no sources"
+NO_STATES = "this model has no recurrent layers: its slots keep no states"
 
 
-class WithoutCopies:
-    """A base of engines whose slots are neither read nor written."""
+class WithoutStates:
+    """A base of engines whose slots are truncated anywhere."""
+
+    state_bytes = 0
+
+    def first_start(self, slot: int) -> int:
+        """Return 0: any start is taken; see ``Engine.first_start``."""
+        return 0
+
+    def read_state(self, slot: int) -> SlotState:
+        """Refuse; see ``Engine.read_state``."""
+        raise EngineError(NO_STATES)
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Refuse; see ``Engine.write_state``."""
+        raise EngineError(NO_STATES)
+
+
+class WithoutCopies(WithoutStates):
+    """A base of engines whose slots are neither read nor written, and keep no states."""
 
     token_bytes = 0
 
@@ -54,6 +81,23 @@ class WrappedEngine:
     def token_bytes(self) -> int:
         """Bytes of a token in what ``read_slot`` returns."""
         return self.engine.token_bytes
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what ``read_state`` returns."""
+        return self.engine.state_bytes
+
+    def first_start(self, slot: int) -> int:
+        """Return the least start but 0 that a slot takes; see ``Engine.first_start``."""
+        return self.engine.first_start(slot)
+
+    def read_state(self, slot: int) -> SlotState:
+        """Return a copy of a slot's state; see ``Engine.read_state``."""
+        return self.engine.read_state(slot)
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Give a slot the state of its text; see ``Engine.write_state``."""
+        self.engine.write_state(slot, state)
 
     def keep_path(self, slot: int, path: Sequence[int]) -> None:
         """Keep a path of the slot's last span; see ``Engine.keep_path``."""
@@ -174,6 +218,82 @@ def check_spans(
     return longest, most_wanted
 
 
+def check_open(spans: Sequence[Span], max_open: int, floors: Sequence[int]) -> None:
+    """Refuse spans that start before what was settled of their slots, or leave too much open (I5).
+
+    Args:
+        spans: that passed ``check_spans``.
+        max_open: tokens that may be open.
+        floors: [max_batch] settled tokens of every slot before this extend, its first start but 0.
+
+    Raises:
+        EngineError: naming the slot and the rule it breaks; nothing was computed.
+    """
+    for span in spans:
+        floor = floors[span.slot] if span.start else 0
+        num_tokens, num_settled = len(span.tokens), span.num_settled
+        if span.start < floor:
+            raise EngineError(
+                f"slot {span.slot}: start {span.start} is before its {floor} settled tokens, and not 0"
+            )
+        if not 0 <= num_settled <= num_tokens:
+            raise EngineError(
+                f"slot {span.slot}: num_settled {num_settled} must be 0..{num_tokens}"
+            )
+        num_open = span.start + num_tokens - (span.start + num_settled if num_settled else floor)
+        if num_open > max_open:
+            raise EngineError(
+                f"slot {span.slot}: {num_open} tokens would be open, limit max_open = {max_open}"
+            )
+
+
+def floor_without_state(limits: EngineLimits) -> int:
+    """Return the first start of a slot whose tokens were written, and whose state was not yet: beyond any text."""
+    return limits.max_context + 1
+
+
+def check_state_read(slot: int, lengths: Sequence[int], floors: Sequence[int]) -> None:
+    """Refuse to read the state of a slot that has settled nothing.
+
+    Raises:
+        EngineError: naming the rule.
+    """
+    if not 0 <= slot < len(lengths):
+        raise EngineError(f"read of slot {slot}: slots are 0..{len(lengths) - 1}")
+    if not 0 < floors[slot] <= lengths[slot]:
+        raise EngineError(f"slot {slot}: it has no settled text whose state could be read")
+
+
+def check_state_write(
+    slot: int,
+    state: SlotState,
+    size: int,
+    limits: EngineLimits,
+    held: tuple[Sequence[int], Sequence[int]],
+) -> None:
+    """Refuse to write a state that is not of a slot's text.
+
+    Args:
+        slot: its text was written.
+        state: to write.
+        size: numbers of a state.
+        limits: of the engine.
+        held: tokens of every slot, and their first starts.
+
+    Raises:
+        EngineError: naming the rule; nothing was written.
+    """
+    lengths, floors = held
+    if not 0 <= slot < len(lengths):
+        raise EngineError(f"write to slot {slot}: slots are 0..{len(lengths) - 1}")
+    if lengths[slot] != state.length or floors[slot] != floor_without_state(limits):
+        raise EngineError(f"slot {slot}: its text is not {state.length} tokens that were written")
+    if state.values.shape != (size,):
+        raise EngineError(
+            f"slot {slot}: a state of shape {state.values.shape}, this engine's is ({size},)"
+        )
+
+
 def num_valid(span: Span) -> int:
     """Tokens its slot holds after a span: of a tree, those that follow one another from its root on."""
     if span.parents is None:
@@ -198,8 +318,12 @@ def check_kept_path(path: Sequence[int], slot: int, tree: Span | None) -> Span:
     return tree
 
 
-def check_move(source: int, destination: int, length: int, lengths: Sequence[int]) -> None:
-    """Refuse a move outside the slots or of more tokens than the source holds.
+def check_move(
+    source: int, destination: int, length: int, lengths: Sequence[int], floor: int = 0
+) -> None:
+    """Refuse a move outside the slots or of more tokens than the source holds, or of fewer than it has settled.
+
+    ``floor`` is the first start of the source.
 
     Raises:
         EngineError: naming the rule; nothing was moved.
@@ -209,6 +333,8 @@ def check_move(source: int, destination: int, length: int, lengths: Sequence[int
         raise EngineError(f"move {source} -> {destination}: slots are 0..{max_batch - 1}")
     if not 0 <= length <= lengths[source]:
         raise EngineError(f"move of {length} tokens: slot {source} holds {lengths[source]}")
+    if 0 < length < floor:
+        raise EngineError(f"move of {length} tokens: slot {source} has {floor} settled ones")
 
 
 def check_read(slot: int, start: int, end: int, lengths: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.states import StatesEntry
 from outrider.export.folder import check_weight_files, read_config, read_generation_config
 from outrider.export.gguf.folder import GGUF
 from outrider.export.gguf.model import load_stored
@@ -51,6 +52,7 @@ class Checkpoint:
         packed: how its weights are packed as integers; None where they are not.
         is_gguf: whether its matrices are in a GGUF file.
         whole: configuration of the model that ``config`` is the text part of; None where it is the whole.
+        states: what its mixers keep of each slot of which one token may be rejected; None without mixers.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class Checkpoint:
     packed: PackedLayout | None = None
     is_gguf: bool = False
     whole: PretrainedConfig | None = None
+    states: StatesEntry | None = None
 
     def within(self, max_context: int) -> Checkpoint:
         """Return the checkpoint for texts of so many tokens at most, from which a wider window hides nothing."""
@@ -67,6 +70,10 @@ class Checkpoint:
         if window is None or window < max_context:
             return self
         return replace(self, model_config=replace(self.model_config, window=None))
+
+    def slot_states(self, max_gamma: int) -> StatesEntry | None:
+        """Return what mixers keep of each slot where so many drafts may be rejected; None without mixers."""
+        return self.states and replace(self.states, max_open=max(max_gamma, 1))
 
     def num_weight_bytes(self) -> int:
         """Return the size of the weights in bytes, as they are stored or, of packed ones, as float32 at most."""
@@ -217,8 +224,9 @@ def open_checkpoint(
     part = text_part(config)
     whole, config = (None, config) if part is None else (config, part)
     model_config = _model_config(path, config, whole)
+    states = None
     if task == TEXT_GENERATION:
-        refuse_untraceable(path.name, config, model_config)
+        states = refuse_untraceable(path.name, config, model_config)
     if whole is not None:
         refuse_other_part(path.name, whole, config)
     if max_context is not None:
@@ -235,6 +243,7 @@ def open_checkpoint(
         packed=packed,
         is_gguf=is_gguf,
         whole=whole,
+        states=states,
     )
     return opened if max_context is None else opened.within(max_context)
 

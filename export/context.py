@@ -24,11 +24,12 @@ _LOGIT_ROWS = 1000
 _FLOAT32_BYTES = 4
 
 
-def default_context(models: Mapping[str, ModelConfig]) -> tuple[int, str]:
+def default_context(models: Mapping[str, ModelConfig], *, slot_bytes: int = 0) -> tuple[int, str]:
     """Return a bundle's context in tokens, and why, in words.
 
     Args:
         models: of the models, by "target" and "draft".
+        slot_bytes: what a slot takes beside keys and values, whatever its text.
     """
     part, own = min(
         ((name, one.max_position) for name, one in models.items()), key=lambda item: item[1]
@@ -38,7 +39,8 @@ def default_context(models: Mapping[str, ModelConfig]) -> tuple[int, str]:
         known += f", beyond which the angles of rope_type {kind} change"
     if own >= UNLIMITED_POSITIONS:
         own, known = LEAST_CONTEXT, f"{LEAST_CONTEXT}, since the {part} names no limit"
-    full = f"a full slot takes {size_words(min(own, MOST_CONTEXT) * token_bytes(models.values()))}"
+    most = min(own, MOST_CONTEXT) * token_bytes(models.values()) + slot_bytes
+    full = f"a full slot takes {size_words(most)}"
     if own <= MOST_CONTEXT:
         return own, f"context {own}, all of {known}: {full}"
     rule = f"{MOST_CONTEXT} tokens at most; --max-context asks for more"

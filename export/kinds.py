@@ -9,7 +9,7 @@ from __future__ import annotations
 import transformers
 from optimum.exporters.tasks import TasksManager
 from outrider.engines.base import BundleError
-from outrider.export.model_config import has_experts
+from outrider.export.model_config import MIXER_LAYERS, has_experts
 from outrider.export.text_part import text_part, whole_class
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PretrainedConfig
 from transformers.models.auto.modeling_auto import (
@@ -25,6 +25,22 @@ _ANY_TASK = "feature-extraction"
 
 # Layers whose whole state is a key and a value per token.
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+# Architectures whose mixers are traced (``graph.tracing.mixers``), and layers that keep nothing beside those.
+_WITH_MIXERS = frozenset(
+    {
+        "bamba",
+        "falcon_h1",
+        "granitemoehybrid",
+        "lfm2",
+        "lfm2_moe",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+    }
+)
+_PLAIN_LAYERS = frozenset({"mlp", "moe"})
 # Layers that attend to chosen tokens of a text only.
 _SPARSE_LAYERS = frozenset(
     {
@@ -117,7 +133,12 @@ def _why_composite(config: PretrainedConfig) -> str:
 
 def _why_no_cache(config: PretrainedConfig) -> str:
     """Return what layers have instead of a key and a value per token that all later tokens see."""
-    others = sorted(set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if config.model_type in _WITH_MIXERS:
+        known = MIXER_LAYERS | _PLAIN_LAYERS | {"full_attention"}
+        others = sorted(kinds - known)
+        return f"has other layers beside recurrent ones ({', '.join(others)})" if others else ""
+    others = sorted(kinds - _ATTENTION_LAYERS)
     recurrent = [kind for kind in others if kind not in _SPARSE_LAYERS]
     if recurrent:
         return f"has a recurrent state, not a KV cache alone ({', '.join(recurrent)})"

@@ -20,6 +20,12 @@ from transformers import GenerationConfig, PretrainedConfig
 
 UNLIMITED_POSITIONS = 1 << 30
 """Positions of a model whose configuration names no limit."""
+# Kinds of layers by their names in Transformers. Of a layer with both the attention beside the mixer is a full one.
+_BOTH = "hybrid"
+CACHED_LAYERS = frozenset({"full_attention", "sliding_attention", _BOTH})
+"""Layers that cache a key and a value per token."""
+MIXER_LAYERS = frozenset({"conv", "linear_attention", _BOTH})
+"""Layers that keep a recurrent state, or a window of a convolution's inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +50,19 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKinds:
+    """Layers of a model of which some keep a recurrent state, by their numbers in Transformers.
+
+    Attributes:
+        attention: that cache keys and values, in order; ``ModelConfig.num_layers`` counts these.
+        mixers: that keep a state or a window, in order; a layer may do both.
+    """
+
+    attention: tuple[int, ...]
+    mixers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Sizes and special tokens of a decoder, and sizes of its encoder if it has one.
 
@@ -62,6 +81,7 @@ class ModelConfig:
         source: of its encoder; None for a decoder-only model.
         changing_rope: type of the rotary embedding, where the angles of all tokens change once a text is longer than
             ``max_position``; else empty.
+        kinds: of its layers, where some keep a recurrent state; else None.
     """
 
     num_layers: int
@@ -78,6 +98,7 @@ class ModelConfig:
     source: EncoderConfig | None = None
     has_experts: bool = False
     changing_rope: str = ""
+    kinds: LayerKinds | None = None
 
 
 def read_model_config(
@@ -92,8 +113,9 @@ def read_model_config(
     eos = getattr(source, "eos_token_id", None)
     max_position, changing_rope = _max_position(config)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
+    kinds = _layer_kinds(config)
     return ModelConfig(
-        num_layers=_num_layers(config, sizes),
+        num_layers=_num_layers(config, sizes) if kinds is None else len(kinds.attention),
         num_kv_heads=_num_kv_heads(config, num_heads) if latent_size is None else num_heads,
         head_size=latent_size or _head_size(config, sizes),
         vocab_size=vocab_size,
@@ -108,6 +130,7 @@ def read_model_config(
         source=_source_facts(config, num_heads) if config.is_encoder_decoder else None,
         has_experts=has_experts(config),
         changing_rope=changing_rope,
+        kinds=kinds,
     )
 
 
@@ -162,6 +185,13 @@ def _token_id(config: PretrainedConfig, name: str, vocab_size: int) -> int | Non
 def _num_layers(config: PretrainedConfig, sizes: NormalizedConfig) -> int:
     # T5's, whose decoder may have another depth.
     return int(getattr(config, "num_decoder_layers", None) or sizes.num_layers)
+
+
+def _layer_kinds(config: PretrainedConfig) -> LayerKinds | None:
+    kinds = getattr(config, "layer_types", None) or ()
+    mixers = tuple(number for number, kind in enumerate(kinds) if kind in MIXER_LAYERS)
+    attention = tuple(number for number, kind in enumerate(kinds) if kind in CACHED_LAYERS)
+    return LayerKinds(attention=attention, mixers=mixers) if mixers else None
 
 
 def _head_size(config: PretrainedConfig, sizes: Any) -> int:

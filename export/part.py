@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.engines.base import BundleError, FloatArray, IntArray
@@ -103,8 +103,9 @@ def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
         weights = GGUF
     if weights is None:
         weights = FLOAT32 if packed is None else packed.kind
-    if weights == W8A8 or checkpoint.model_config.has_experts:
-        # Accelerators would dequantise every weight in every call, or wait for the host to count rows of experts.
+    if weights == W8A8 or checkpoint.model_config.has_experts or checkpoint.states is not None:
+        # Accelerators would dequantise every weight in every call, or wait for the host to count rows of experts;
+        # recurrent states are kept on the CPU alone.
         precision = ""
     elif weights in INTEGER_KINDS or weights in KEPT_KINDS:
         precision = checkpoint.half_precision()
@@ -130,6 +131,9 @@ class _Export:
     def __init__(self, part: Part, root: Path, sizes: Sizes, progress: Progress) -> None:
         self._part = part
         self._model_config = part.checkpoint.model_config
+        self._states = part.checkpoint.slot_states(sizes.max_gamma)
+        if self._states is not None:  # A tree would need a state per branch.
+            sizes = replace(sizes, max_tree_nodes=0)
         self._sizes = sizes
         self._path = root / part.name / MODEL_FILE
         self._device_graphs = device_graphs()
@@ -190,6 +194,8 @@ class _Export:
             return "it was exported without the add-on for accelerators"
         if self._model_config.has_experts:  # see ``make_part``
             return "accelerators would wait for the host to count the rows of experts"
+        if self._states is not None:
+            return "it keeps recurrent states, which were not measured on accelerators"
         if has_sinks(self._path):
             # ONNX Runtime 1.31.1: "Only kNone and kQK output modes are supported in unified unfused attention".
             return "the CUDA provider gives no scores behind a mask, which attention sinks are computed from"
@@ -211,13 +217,17 @@ class _Export:
 
     def _write_graphs(self, model: PreTrainedModel) -> None:
         model_config, sizes = self._model_config, self._sizes
-        self._tell(f"writing the graph ({model_config.num_layers} layers)")
+        layers = f"{model_config.num_layers} layers"
+        if self._states is not None:
+            layers += f" with a cache, {self._states.mixers} with a recurrent state"
+        self._tell(f"writing the graph ({layers})")
         # What is stored otherwise is made of the checkpoint's own bits, which take half the disk.
         export_model(
             model,
             self._path,
             num_positions=sizes.max_context + sizes.max_extend,
             num_source_positions=model_config.source.max_source if model_config.source else None,
+            max_open=1 if self._states is None else self._states.max_open,
             keeps_halves=self._part.weights != FLOAT32,
             keeps_blocks=self._part.weights == GGUF,
         )
@@ -227,7 +237,8 @@ class _Export:
     ) -> dict[str, object]:
         """Derive all graphs from the canonical one and return their certificate."""
         path, sizes = self._path, self._sizes
-        derive_grouped_graph(path)
+        if self._states is None:
+            derive_grouped_graph(path)
         if sizes.max_tree_nodes:
             derive_tree_graphs(path)
         if self._device_graphs is not None:
@@ -320,6 +331,7 @@ class _Export:
             narrowest_span=NARROWEST_SPAN,
             device_precision=self._precision,
             source=_source_entry(model_config),
+            states=self._states,
             parallel_token=model_config.parallel_token if self._part.name == "draft" else None,
         )
 

@@ -19,6 +19,7 @@ from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
 from outrider.engines.bundle.renewal import SERVER
+from outrider.engines.bundle.states import STATES
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
@@ -125,7 +126,7 @@ def _export(
     parts = _parts(checkpoints, options)
     max_context = options.max_context
     if max_context is None:
-        max_context = _default_context(checkpoints, told)
+        max_context = _default_context(checkpoints, options.max_gamma, told)
         parts = {
             name: replace(part, checkpoint=part.checkpoint.within(max_context))
             for name, part in parts.items()
@@ -174,8 +175,14 @@ def _calibrated(parts: Mapping[str, Part], text: Path) -> dict[str, Part]:
     }
 
 
-def _default_context(checkpoints: Mapping[str, Checkpoint], progress: Progress) -> int:
-    found, words = default_context({name: one.model_config for name, one in checkpoints.items()})
+def _default_context(
+    checkpoints: Mapping[str, Checkpoint], max_gamma: int, progress: Progress
+) -> int:
+    states = [one.slot_states(max_gamma) for one in checkpoints.values()]
+    found, words = default_context(
+        {name: one.model_config for name, one in checkpoints.items()},
+        slot_bytes=sum(one.slot_bytes for one in states if one is not None),
+    )
     progress.tell(words)
     return found
 
@@ -212,6 +219,7 @@ def _write(
         certificate=certificate,
         text2text=text2text,
         sources=sources,
+        requires=(STATES,) if any(one and one.states for one in (target, draft)) else (),
     )
     write_manifest(root, manifest)
 

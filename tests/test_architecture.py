@@ -84,7 +84,7 @@ HEAVY = {
     "sentencepiece": "export.tokenizers",
     "tensorrt": ADDONS["accelerators"],
     "cuda": "engines.accelerators.device",
-    "numba": "engines.jit engines.sampling engines.onnx.packed_loops runtime.drafters.text",
+    "numba": "engines.jit engines.sampling engines.onnx.packed_loops engines.onnx.state_loops runtime.drafters.text",
     "grpc": "runtime.serving runtime.addons outrider",
     "ray": "runtime.addons.ray.app runtime.addons.ray.router",
     "matplotlib": "runtime.offline",

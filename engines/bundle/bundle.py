@@ -188,6 +188,7 @@ class Bundle:
             vocab_size=entry.vocab_size,
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
             max_source=0 if entry.source is None else entry.source.max_source,
+            max_open=None if entry.states is None else entry.states.max_open,
             parallel_token=entry.parallel_token,
         )
 

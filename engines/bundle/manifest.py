@@ -18,6 +18,7 @@ from outrider.engines.bundle.fields import Count, Size, Text, read_json
 from outrider.engines.bundle.files import MANIFEST_FILE, UNFINISHED_MANIFEST, FileEntry
 from outrider.engines.bundle.plans import PlanEntry
 from outrider.engines.bundle.serving_defaults import ServingDefaults
+from outrider.engines.bundle.states import STATES, StatesEntry
 
 SCHEMA_VERSION = 1
 # Of bundles whose models have an encoder, which an earlier server cannot serve.
@@ -25,7 +26,7 @@ TEXT2TEXT_VERSION = 2
 # Of bundles that name what a server must have for them; no later one changes what the version stands for.
 REQUIRES_VERSION = 3
 _VERSIONS = (SCHEMA_VERSION, TEXT2TEXT_VERSION, REQUIRES_VERSION)
-FEATURES: frozenset[str] = frozenset()
+FEATURES: frozenset[str] = frozenset({STATES})
 """What bundles may require and this server has."""
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
@@ -54,13 +55,14 @@ class ModelEntry:
         device_precision: of the weights, products and caches of the graphs for accelerators, one of
             ``DEVICE_PRECISIONS``; empty where there are none.
         source: its encoder; None for a decoder-only model.
+        states: its layers that keep a state; None without. ``num_layers`` counts those with keys and values.
         parallel_token: of a draft that proposes several tokens in one call: see ``EngineLimits``.
     """
 
     path: Text
-    num_layers: Count
-    num_kv_heads: Count
-    head_size: Count
+    num_layers: Size
+    num_kv_heads: Size
+    head_size: Size
     vocab_size: Count
     weights: Text
     # Bundles made before there were trees do not have the field; nor, below, those whose graphs do not pad attention
@@ -69,6 +71,7 @@ class ModelEntry:
     narrowest_span: Annotated[int, Meta(ge=1, le=2)] = 2
     device_precision: Text = ""
     source: SourceEntry | None = None
+    states: StatesEntry | None = None
     parallel_token: Size | None = None
 
 
@@ -165,8 +168,9 @@ class Manifest:
                 if model is not None:
                     del model["source"]
         for model in (values["target"], values["draft"]):
-            if model is not None and model["parallel_token"] is None:
-                del model["parallel_token"]
+            for name in ("states", "parallel_token"):
+                if model is not None and model[name] is None:
+                    del model[name]
         for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.
             if not values[name]:

@@ -14,6 +14,7 @@ from outrider.engines.bundle.fields import check_levels
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
 from outrider.engines.bundle.manifest import DEVICE_PRECISIONS, Manifest, ModelEntry
+from outrider.engines.bundle.states import STATES
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -45,6 +46,7 @@ def check_manifest(manifest: Manifest) -> None:
             check_limits([(f"{name}.{field_name}", getattr(part, field_name), MOST_SIZE)])
         check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
         _check_source(name, part, manifest)
+        _check_states(name, part, manifest)
         if part.parallel_token is not None:
             check_limits([(f"{name}.parallel_token", part.parallel_token, part.vocab_size - 1)])
         if part.device_precision not in ("", *DEVICE_PRECISIONS):
@@ -126,6 +128,39 @@ def _check_source(name: str, part: ModelEntry, manifest: Manifest) -> None:
             raise BundleError(
                 f"{MANIFEST_FILE}: field '{name}.source.{field_name}' must be at least {least}, the target's"
             )
+
+
+def _check_states(name: str, part: ModelEntry, manifest: Manifest) -> None:
+    """Refuse a model without any cache, and one whose states contradict the rest."""
+    states = part.states
+    if states is None:
+        for field_name in ("num_layers", "num_kv_heads", "head_size"):
+            if not getattr(part, field_name):
+                raise BundleError(f"{MANIFEST_FILE}: field '{name}.{field_name}' must be >= 1")
+        return
+    sizes = ("row", "heads", "key_size", "value_size")
+    most = dict.fromkeys(("mixers", "kernel", "channels", *sizes), MOST_SIZE)
+    check_limits(
+        (f"{name}.states.{field_name}", getattr(states, field_name), limit)
+        for field_name, limit in (most | {"max_open": MOST_TOKENS}).items()
+    )
+    wrong = {
+        "requires' must have 'states'": STATES not in manifest.requires,
+        f"{name}.states.max_open' must be at least max_gamma": states.max_open < manifest.max_gamma,
+        f"{name}.states' must have a convolution or a scan": not states.channels and not states.row,
+        f"{name}.states.row' must be 0 together with heads, key_size and value_size": len(
+            {bool(getattr(states, field_name)) for field_name in sizes}
+        )
+        == 2,
+        f"{name}.max_tree_nodes' must be 0: a tree would need a state per branch": part.max_tree_nodes
+        > 0,
+        f"{name}.device_precision' must be empty: states are kept on the CPU alone": part.device_precision
+        != "",
+        f"{name}.source' must be missing of a model with states": part.source is not None,
+    }
+    for rule, is_broken in wrong.items():
+        if is_broken:
+            raise BundleError(f"{MANIFEST_FILE}: field '{rule}")
 
 
 def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:

@@ -2,7 +2,8 @@
 
 A bundle's context and slots are what its graphs can. The caches of all slots, full, are reckoned: they take at most
 ``MEMORY_SHARE`` of what weights and the cache of prefixes leave. Where that is too little for all slots of the whole
-context, ``FEW_SLOTS`` share it, with as long a context as fits, and as many more as fit beside.
+context, ``FEW_SLOTS`` share it, with as long a context as fits, and as many more as fit beside. What recurrent layers
+keep of each slot is taken off first.
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ def fit_memory(
     slots = min(max_running, manifest.max_batch)
     models = [one for one in (manifest.target, manifest.draft) if one is not None]
     of_token = token_bytes(models)
+    of_slot = sum(one.states.slot_bytes for one in models if one.states is not None)
     weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
     if memory_bytes is not None:
-        room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes))) // of_token
-        if context * slots > room and max_context is None:
-            fitting = room // min(slots, FEW_SLOTS) // _STEP * _STEP
+        room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes)))
+        if slots * (context * of_token + of_slot) > room and max_context is None:
+            fitting = (room // min(slots, FEW_SLOTS) - of_slot) // of_token // _STEP * _STEP
             context = min(context, max(_STEP, fitting))
-        slots = max(1, min(slots, room // context))
-    words = f"{slots} slots of {context} tokens: {size_words(slots * context * of_token)} of memory where all are full"
+        slots = max(1, min(slots, room // (context * of_token + of_slot)))
+    full = size_words(slots * (context * of_token + of_slot))
+    words = f"{slots} slots of {context} tokens: {full} of memory where all are full"
+    if of_slot:
+        words += f", {size_words(slots * of_slot)} of it for states, which do not grow"
     if (slots, context) != (min(max_running, manifest.max_batch), manifest.max_context):
         words += (
             f"; the bundle has {manifest.max_batch} of {manifest.max_context}. "

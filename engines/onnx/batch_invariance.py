@@ -22,27 +22,46 @@ Extend = Callable[[Sequence[Span]], FloatArray]
 _NUM_TOKENS = 3
 
 
-def is_batch_invariant(extend: Extend, cache: KvCache, limits: EngineLimits) -> bool:
-    """Feed a few tokens one by one and at once, and compare their logits, keys and values.
+def is_batch_invariant(
+    extend: Extend,
+    cache: KvCache,
+    limits: EngineLimits,
+    kept_of: Callable[[int], FloatArray] | None = None,
+) -> bool:
+    """Feed a few tokens one by one and at once, and compare their logits, and what the slot keeps of them.
 
-    ``extend`` pads no span; slot 0 of its cache holds no text, before and after, and a source where the model reads
-    sources.
+    Args:
+        extend: pads no span.
+        cache: its slot 0 holds no text, before and after, and a source where the model reads sources.
+        limits: of the engine.
+        kept_of: returns what a slot keeps of recurrent layers; None without any. The last token stays open there.
     """
     count = min(_NUM_TOKENS, limits.max_extend, limits.max_context)
     if count < 2:
         return False
     tokens = tuple(index % limits.vocab_size for index in range(count))
     alone = [
-        extend([Span(slot=0, start=at, tokens=tokens[at : at + 1], num_logits=1)])[0, :1].copy()
+        extend(
+            [
+                Span(
+                    slot=0,
+                    start=at,
+                    tokens=tokens[at : at + 1],
+                    num_logits=1,
+                    num_settled=int(at < count - 1),
+                )
+            ]
+        )[0, :1].copy()
         for at in range(count)
     ]
-    cached_alone = cache.read(0, count)
+    kept_alone = [cache.read(0, count), *([kept_of(0)] if kept_of else [])]
     cache.clear(0)
-    together = extend([Span(slot=0, start=0, tokens=tokens, num_logits=count)])[0, :count]
-    are_same = _are_same_bits(np.concatenate(alone), together)
-    are_same = are_same and _are_same_bits(cached_alone, cache.read(0, count))
+    span = Span(slot=0, start=0, tokens=tokens, num_logits=count, num_settled=count - 1)
+    together = extend([span])[0, :count]
+    kept_together = [cache.read(0, count), *([kept_of(0)] if kept_of else [])]
     cache.clear(0)
-    return are_same
+    pairs = zip([np.concatenate(alone), *kept_alone], [together, *kept_together], strict=True)
+    return all(_are_same_bits(one, other) for one, other in pairs)
 
 
 def _are_same_bits(left: FloatArray, right: FloatArray) -> bool:

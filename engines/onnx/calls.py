@@ -16,6 +16,7 @@ from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import bind_caches
 from outrider.engines.onnx.sources import OnnxSources
+from outrider.engines.onnx.states import SlotStates, StatePlaces
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.tree_inputs import TreeInputs
 
@@ -36,6 +37,7 @@ class PaddedCall:
         logit_positions: elements of [B, R] int64.
         logits: [B, R, V] float32, where the answer will be.
         last_position: greatest that the model knows.
+        places: of the rows in what slots keep of recurrent layers; None of a model without.
         tree: arrays of a call in which some row is a tree, else None.
     """
 
@@ -47,6 +49,7 @@ class PaddedCall:
     logits: FloatArray
     last_position: int
     tree: TreeInputs | None
+    places: StatePlaces | None = None
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Write spans, each one's last token and last wanted position repeated as padding."""
@@ -76,6 +79,7 @@ class PaddedCall:
 
 Call = PaddedCall | PackedCall
 Run = Callable[[], object]
+Columns = tuple[int, int]
 
 
 class OnnxCalls:
@@ -89,13 +93,16 @@ class OnnxCalls:
         trees: TreeGraphs | None,
         cache: KvCache,
         sources: OnnxSources | None,
+        states: SlotStates | None,
         num_layers: int,
         limits: EngineLimits,
     ) -> None:
         self._session, self._packed, self._trees = session, packed, trees
         self._cache, self._sources, self._limits = cache, sources, limits
+        self._states = states
         self._num_layers = num_layers
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
+        self._calls_of_states: dict[tuple[int, Columns, PackedShape], PaddedCall] = {}
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
         self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
 
@@ -108,6 +115,7 @@ class OnnxCalls:
     def clear(self) -> None:
         """Forget all calls, whose memory is about to go."""
         self._calls.clear()
+        self._calls_of_states.clear()
 
     def of(self, slot: int, sizes: PackedShape, *, is_tree: bool) -> Call:
         """The call of a shape from a slot on, for the capacities of now."""
@@ -118,6 +126,17 @@ class OnnxCalls:
                 self._calls.clear()
             call = self._bound(slot, sizes, is_tree=is_tree)
             self._calls[key] = call
+        return call
+
+    def with_states(self, slot: int, sizes: PackedShape, columns: Columns) -> PaddedCall:
+        """The call of a model with recurrent layers, whose scans have so many columns."""
+        key = slot, columns, sizes
+        call = self._calls_of_states.get(key)
+        if call is None:
+            if len(self._calls_of_states) >= _MAX_CALLS:
+                self._calls_of_states.clear()
+            call = self._padded_call(slot, sizes, None, columns)
+            self._calls_of_states[key] = call
         return call
 
     def room(self, num_rows: int, num_wanted: int) -> FloatArray:
@@ -140,7 +159,13 @@ class OnnxCalls:
 
         return PackedCall(memory, sizes, self._cache.capacity, bind)
 
-    def _padded_call(self, slot: int, sizes: PackedShape, trees: TreeGraphs | None) -> PaddedCall:
+    def _padded_call(
+        self,
+        slot: int,
+        sizes: PackedShape,
+        trees: TreeGraphs | None,
+        columns: Columns | None = None,
+    ) -> PaddedCall:
         self._reserve_logits(sizes)
         session = self._session if trees is None else trees.session
         num_rows, num_tokens, num_wanted, _, _ = sizes
@@ -151,6 +176,9 @@ class OnnxCalls:
         }
         logits = self._logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
         binding = self._bind(session, slot, num_rows, inputs, logits)
+        places = None
+        if self._states is not None and columns is not None:
+            places = self._states.bind(binding, slot, num_rows, num_tokens, columns)
         return PaddedCall(
             run=partial(session.run_with_iobinding, binding),
             num_tokens=num_tokens,
@@ -160,6 +188,7 @@ class OnnxCalls:
             logits=logits,
             last_position=self._limits.max_context - 1,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
+            places=places,
         )
 
     def _bind(
@@ -184,5 +213,5 @@ class OnnxCalls:
         """Make the buffer of logits large enough for a call that packs no rows."""
         num_logits = sizes.num_rows * sizes.num_wanted
         if num_logits > len(self._logits):
-            self._calls.clear()
+            self.clear()
             self._logits = zeros((num_logits, self._limits.vocab_size))

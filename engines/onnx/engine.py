@@ -35,6 +35,7 @@ from outrider.engines.base import (
     EngineError,
     EngineLimits,
     FloatArray,
+    SlotState,
     Source,
     Span,
 )
@@ -43,19 +44,25 @@ from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
-from outrider.engines.onnx.calls import OnnxCalls
+from outrider.engines.onnx.calls import Call, OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
 from outrider.engines.onnx.sources import OnnxSources
+from outrider.engines.onnx.states import SlotStates
 from outrider.engines.onnx.trees import TreeGraphs
 from outrider.engines.spans import (
     NO_ENCODER,
+    NO_STATES,
     check_have_sources,
     check_kept_path,
     check_move,
+    check_open,
     check_read,
     check_spans,
+    check_state_read,
+    check_state_write,
     check_write,
+    floor_without_state,
     num_valid,
 )
 
@@ -96,9 +103,8 @@ class OnnxEngine:
     ) -> None:
         self.limits = bundle.limits(entry, max_batch, with_trees=with_trees)
         path = bundle.host_path(entry)
-        self._session: onnxruntime.InferenceSession | None = open_session(
-            path, num_threads=num_threads
-        )
+        session = open_session(path, num_threads=num_threads)
+        self._session: onnxruntime.InferenceSession | None = session
         self._packed = _packed_graph(self._session, entry, path, self.limits)
         self.packs_rows = self._packed is not None
         extra = frozenset() if self._packed is None else self._packed.extra_inputs
@@ -116,7 +122,9 @@ class OnnxEngine:
             num_slots=self.limits.max_batch,
             capacities=capacities(self.limits),
         )
+        self._states = _states_of(entry, self.limits)
         self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
+        self.state_bytes = _FLOAT_BYTES * self._states.size if self._states else 0
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -134,6 +142,7 @@ class OnnxEngine:
             trees=self._trees,
             cache=self._cache,
             sources=self._sources,
+            states=self._states,
             num_layers=entry.num_layers,
             limits=self.limits,
         )
@@ -195,6 +204,8 @@ class OnnxEngine:
         longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
         if self._sources is not None:
             check_have_sources(spans, self._sources.lengths)
+        if self._states is not None:
+            check_open(spans, self.limits.max_open or 0, self._states.bases)
         has_trees, furthest = False, 0
         for span in spans:
             has_trees = has_trees or span.parents is not None
@@ -231,15 +242,21 @@ class OnnxEngine:
         self._trees.keep_path(self._cache, slot, tree.start, path)
         self._cache.lengths[slot] = tree.start + len(path)
 
+    def first_start(self, slot: int) -> int:
+        """Return the settled tokens of a slot of a model with states; see ``Engine.first_start``."""
+        return 0 if self._states is None else self._states.bases[slot]
+
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the source and the first ``length`` cached tokens of one slot over another.
 
         Raises:
-            EngineError: a slot is outside the engine, or the source holds fewer tokens.
+            EngineError: a slot is outside the engine, or the source holds fewer tokens or has settled more.
         """
         self._require_open()
-        check_move(source, destination, length, self._cache.lengths)
+        check_move(source, destination, length, self._cache.lengths, self.first_start(source))
         self._cache.move(source, destination, length)
+        if self._states is not None:
+            self._states.move(source, destination, length)
         if self._sources is not None:
             self._sources.move(source, destination)
         self._tree_spans.pop(destination, None)
@@ -268,11 +285,36 @@ class OnnxEngine:
             self._calls.clear()
         cache.write(slot, start, values)
         self._tree_spans.pop(slot, None)
+        if self._states is not None:
+            self._states.bases[slot] = floor_without_state(self.limits)
+
+    def read_state(self, slot: int) -> SlotState:
+        """Return a copy of a slot's state; see ``Engine.read_state``.
+
+        Raises:
+            EngineError: the slot has settled nothing, or the model has no recurrent layers.
+        """
+        states = self._require_states()
+        check_state_read(slot, self._cache.lengths, states.bases)
+        return SlotState(length=states.bases[slot], values=states.read(slot))
+
+    def write_state(self, slot: int, state: SlotState) -> None:
+        """Give a slot the state of the text that was written to it; see ``Engine.write_state``.
+
+        Raises:
+            EngineError: the state is of another text or engine, or the model has no recurrent layers.
+        """
+        states = self._require_states()
+        held = self._cache.lengths, states.bases
+        check_state_write(slot, state, states.size, self.limits, held)
+        states.write(slot, state.length, state.values)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
         self._require_open()
         self._tree_spans.clear()
+        if self._states is not None:
+            lengths = self._states.trimmed(lengths)
         try:
             if self._cache.trim(lengths):
                 self._calls.clear()
@@ -306,11 +348,20 @@ class OnnxEngine:
             # Padding is rows like others.
             all_tokens, all_wanted = len(spans) * num_tokens, len(spans) * num_wanted
         sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
-        call = self._calls.of(spans[0].slot, sizes, is_tree=is_tree)
+        states, slot = self._states, spans[0].slot
+        call: Call
+        if states is None:
+            call = self._calls.of(slot, sizes, is_tree=is_tree)
+        else:
+            call = self._calls.with_states(slot, sizes, states.columns(spans))
+            assert call.places is not None
+            states.begin(spans, call.places)
         call.fill(spans)
         for span in spans:
             self._cache.begin_write(span.slot, span.start, num_tokens)
         call.run()
+        if states is not None:
+            states.commit(spans)
         return call.answer(spans)
 
     def _run_apart(self, spans: Sequence[Span], most_wanted: int) -> FloatArray:
@@ -342,7 +393,8 @@ class OnnxEngine:
     def _is_batch_invariant(self) -> bool:
         """Test it with slot 0, whose source is gone afterwards."""
         if self._sources is None:
-            return is_batch_invariant(self.extend, self._cache, self.limits)
+            kept_of = None if self._states is None else self._states.kept_of
+            return is_batch_invariant(self.extend, self._cache, self.limits, kept_of)
         self.read([Source(slot=0, tokens=(0, 0, 0)[: self.limits.max_source])])
         try:
             return is_batch_invariant(self.extend, self._cache, self.limits)
@@ -359,10 +411,21 @@ class OnnxEngine:
             raise EngineError(NO_ENCODER)
         return self._sources
 
+    def _require_states(self) -> SlotStates:
+        self._require_open()
+        if self._states is None:
+            raise EngineError(NO_STATES)
+        return self._states
+
     def _require_open(self) -> onnxruntime.InferenceSession:
         if self._session is None:
             raise EngineError("this engine is closed")
         return self._session
+
+
+def _states_of(entry: ModelEntry, limits: EngineLimits) -> SlotStates | None:
+    """Return what slots keep of a model's recurrent layers; None where it has none."""
+    return None if entry.states is None else SlotStates(entry.states, limits.max_batch)
 
 
 def _packed_graph(

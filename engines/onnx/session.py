@@ -31,6 +31,7 @@ from outrider.engines.bundle.names import (
     past_names,
     present_names,
 )
+from outrider.engines.bundle.states import StatesEntry, kept_names, place_names
 from outrider.engines.kv_cache import KvCache
 from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages
 
@@ -292,12 +293,16 @@ def check_graph(
     past, present = past_names(entry.num_layers), present_names(entry.num_layers)
     if entry.source is not None:
         extra_inputs = extra_inputs | {SOURCE_LENGTH, *cross_past_names(entry.num_layers)}
+    kept: tuple[str, ...] = ()
+    if entry.states is not None:
+        kept = kept_names(entry.states)
+        extra_inputs = extra_inputs | {*kept, *place_names(entry.states)}
     inputs = {tensor.name: tensor.shape for tensor in session.get_inputs()}
     outputs = {tensor.name: tensor.shape for tensor in session.get_outputs()}
     graph = f"{entry.path}/{file}"
     for found, declared in (
         (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past, *extra_inputs}),
-        (set(outputs), {LOGITS, *present}),
+        (set(outputs), {LOGITS, *present, *(f"new_{name}" for name in kept)}),
     ):
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
@@ -312,6 +317,8 @@ def check_graph(
         raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")
     if entry.source is not None:
         _check_source_heads(graph, inputs, entry.num_layers, entry.source)
+    if entry.states is not None:
+        _check_states(graph, inputs, entry.states)
 
 
 def check_encode_graph(
@@ -339,6 +346,22 @@ def check_encode_graph(
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
     _check_source_heads(graph, inputs, entry.num_layers, source)
+
+
+def _check_states(graph: str, inputs: Mapping[str, Sequence[object]], states: StatesEntry) -> None:
+    """Refuse a graph whose states, pending rows or windows have other sizes than its manifest entry declares.
+
+    Raises:
+        BundleError: naming the graph and the tensor.
+    """
+    sizes = {
+        "state": [states.heads, states.key_size, states.value_size],
+        "pending": [states.max_open, states.row],
+        "window": [states.window, states.channels],
+    }
+    for name in kept_names(states):
+        if list(inputs[name][1:]) != sizes[name.partition(".")[0]]:
+            raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
 
 
 def _check_source_heads(

@@ -122,6 +122,7 @@ def _logits(
                 start=start,
                 tokens=tuple(row[start:end].tolist()),
                 num_logits=end - start,
+                num_settled=end - start,
             )
             for slot, row in enumerate(prompts)
         ]

@@ -16,6 +16,7 @@ from outrider.engines.base import FloatArray, IntArray
 from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import SOURCE, SOURCE_LENGTH, is_source_cache
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
+from outrider.export.certificate.slot_places import SlotPlaces, has_mixers, is_kept, is_state
 from outrider.export.model_config import ModelConfig
 
 # Of caches beyond what was written.
@@ -57,21 +58,41 @@ class GraphFeeds:
     def caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
         """Return caches [B, H, S, D] or [B, S, H * D] float32 by name, in the order of the graph's inputs and outputs.
 
-        They hold no zeros: a graph must not see what lies beyond a row's length.
+        They hold no zeros: a graph must not see what lies beyond a row's length. What slots keep of mixers is among
+        them; states are zeros.
         """
-        return self._unread(names.is_cache, batch, capacity)
+        caches = self._unread(names.is_cache, batch, capacity)
+        for name, shape in self._shapes.items():
+            if is_kept(name):
+                number = 0.0 if is_state(name) else _UNREAD
+                caches[name] = np.full((batch, *shape[1:]), number, np.float32)
+        return caches
+
+    def slots(self, batch: int) -> SlotPlaces | None:
+        """Return the slots of so many rows; None of a graph without mixers."""
+        return SlotPlaces(self._shapes, batch) if has_mixers(self._shapes) else None
 
     def source_caches(self, batch: int, capacity: int) -> dict[str, FloatArray]:
         """Return caches of sources [B, H, Sx, D] float32 likewise; none for a decoder-only model."""
         return self._unread(is_source_cache, batch, capacity)
 
-    def span(self, tokens: IntArray, start: IntArray, *, capacity: int) -> Feeds:
+    def span(
+        self,
+        tokens: IntArray,
+        start: IntArray,
+        *,
+        capacity: int,
+        slots: SlotPlaces | None = None,
+        settled: IntArray | None = None,
+    ) -> Feeds:
         """Return all inputs for a span whose logits are all wanted, but caches and what belongs to sources.
 
         Args:
             tokens: [B, T] int64; a graph of packed rows gets them as [1, B * T].
             start: [B] int64, tokens of each row that are cached.
             capacity: S of the caches.
+            slots: of the rows, where the graph has mixers; None for empty ones.
+            settled: [B] int64, tokens of each span that are not taken back, where it has; None for all.
         """
         if self._packed is not None:
             return packed_feeds(self._packed, tokens, start, capacity=capacity)
@@ -79,6 +100,11 @@ class GraphFeeds:
         feeds = {names.TOKENS: tokens, names.START: start, names.LOGIT_POSITIONS: columns}
         if names.LENGTHS in self._shapes:
             feeds[names.LENGTHS] = start + tokens.shape[1]
+        if slots is None:
+            slots = self.slots(len(tokens))
+        if slots is not None:
+            most = np.full(len(tokens), tokens.shape[1], np.int64)
+            feeds |= slots.feeds(start, tokens.shape[1], most if settled is None else settled)
         return feeds
 
     def _unread(

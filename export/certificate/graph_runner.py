@@ -29,7 +29,7 @@ class GraphRunner:
     Of a model with an encoder, a source per row is read before the first extend.
 
     Attributes:
-        caches: [B, H, S, D] float32 by name, as after the last run.
+        caches: [B, H, S, D] float32 by name, and what slots keep of mixers, as after the last run.
         source_caches: [B, H, Sx, D] float32 by name, as after the last read; empty for a decoder-only model.
     """
 
@@ -62,6 +62,7 @@ class GraphRunner:
         most_rows, most_columns, source_capacity = self._sizes
         batch, capacity = batch or most_rows, capacity or most_columns
         self.caches = self._feeds.caches(batch, capacity)
+        self._slots = self._feeds.slots(batch)
         self.source_caches = self._feeds.source_caches(batch, source_capacity)
         self._source_lengths: Feeds = {}
 
@@ -96,9 +97,18 @@ class GraphRunner:
         """S of the caches."""
         return int(next(iter(self.caches.values())).shape[-2])
 
-    def extend(self, tokens: IntArray, start: IntArray) -> FloatArray:
-        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on."""
-        feeds = self._feeds.span(tokens, start, capacity=self.capacity)
+    def extend(
+        self, tokens: IntArray, start: IntArray, settled: IntArray | None = None
+    ) -> FloatArray:
+        """Return logits [B, T, V] of a span [B, T] int64 written from ``start`` [B] int64 on.
+
+        Where there are mixers, the first ``settled`` [B] int64 tokens are not taken back; None for all.
+        """
+        if self._slots is not None:
+            self._slots.restart(start, self.caches)
+        feeds = self._feeds.span(
+            tokens, start, capacity=self.capacity, slots=self._slots, settled=settled
+        )
         return self.run(self._session, feeds).reshape(*tokens.shape, -1)
 
     def run(self, session: Any, feeds: Feeds) -> FloatArray:

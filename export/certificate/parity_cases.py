@@ -32,17 +32,22 @@ _LONG_TEXT = 144
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extend:
-    """One extend of every row, by ``num_tokens`` of its sequence [n] from ``start`` on."""
+    """One extend of every row, by ``num_tokens`` of its sequence [n] from ``start`` on.
+
+    Attributes:
+        settled: [B] int64, tokens of each span that no later extend takes back; None for all.
+    """
 
     sequences: IntArray
     start: IntArray
     num_tokens: int
     is_compared: bool = True
+    settled: IntArray | None = None
 
     def run(self, runner: GraphRunner) -> FloatArray:
         """Return the graph's logits [B, num_tokens, V]."""
         spans = np.take_along_axis(self.sequences, self._columns(), axis=1)
-        return runner.extend(spans, self.start)
+        return runner.extend(spans, self.start, self.settled)
 
     def expected(self, reference: LogitsOfSequences, sources: Sources | None) -> Logits:
         """Return the reference's logits [B, num_tokens, V] where rows attend to ``sources``."""
@@ -90,11 +95,15 @@ def parity_cases(model_config: ModelConfig, max_gamma: int, seed: int) -> dict[s
         certified_prompts(model_config, max_gamma, seed),
         certified_sources(model_config, seed),
     )
-    scripts = {
-        "rollback": _rollback(prompts, max_gamma + 1),
-        "single_token": _continue(prompts, 1),
-        "ragged": _ragged(prompts),
-    }
+    if model_config.kinds is None:
+        rollback, ragged = _rollback(prompts, max_gamma + 1), _ragged(prompts)
+    else:
+        rollback = _rollback(prompts, max_gamma + 1, num_settled=1)
+        ragged = _ragged(prompts, max(max_gamma, 1))
+    scripts = {"rollback": rollback, "single_token": _continue(prompts, 1), "ragged": ragged}
+    if model_config.kinds is not None:
+        scripts["rejections"] = _rejections(prompts, max_gamma)
+        scripts["drafting"] = _drafting(prompts, max_gamma)
     cases = {name: Case(extends=script, sources=sources) for name, script in scripts.items()}
     cases["rollback"] = replace(cases["rollback"], beginnings={"prefill": 1, "verify": 2})
     verify = Case(extends=_continue(prompts, max_gamma + 1), sources=sources)
@@ -197,23 +206,63 @@ def _continue(prompts: IntArray, num_tokens: int) -> list[Extend]:
     return [_extend(prompts, 0, _PREFILL), _extend(prompts, _PREFILL, num_tokens)]
 
 
-def _ragged(prompts: IntArray) -> list[Extend]:
+def _ragged(prompts: IntArray, max_open: int | None = None) -> list[Extend]:
     """Compare rows of different lengths; the first prefill leaves padding beyond each row's end."""
-    lengths = _PREFILL - 2 * np.arange(len(prompts), dtype=np.int64)
+    fewer = 2 * np.arange(len(prompts), dtype=np.int64)
+    lengths = _PREFILL - (fewer if max_open is None else np.minimum(fewer, max_open))
     least = int(lengths.min())
     return [
         replace(_extend(prompts[:, ::-1].copy(), 0, _PREFILL), is_compared=False),
         _extend(prompts, 0, least),
-        _extend(prompts, least, _PREFILL - least),
+        replace(_extend(prompts, least, _PREFILL - least), settled=lengths - least),
         Extend(sequences=prompts, start=lengths, num_tokens=4),
     ]
 
 
-def _rollback(prompts: IntArray, num_tokens: int) -> list[Extend]:
-    """Write a span, truncate each row at another place, write other tokens and compare."""
-    kept = _PREFILL + np.arange(len(prompts), dtype=np.int64) % num_tokens
+def _rollback(prompts: IntArray, num_tokens: int, num_settled: int = 0) -> list[Extend]:
+    """Write a span, truncate each row at another place behind what is settled, write other tokens and compare."""
+    places = np.arange(len(prompts), dtype=np.int64) % max(1, num_tokens - num_settled)
+    kept = _PREFILL + num_settled + places
+    others = _otherwise(prompts, kept)
+    prefill, verified = _continue(prompts, num_tokens)
+    settled = np.full(len(prompts), num_settled, np.int64)
+    return [
+        prefill,
+        replace(verified, settled=settled),
+        Extend(sequences=others, start=kept, num_tokens=num_tokens, settled=settled),
+    ]
+
+
+def _rejections(prompts: IntArray, max_gamma: int) -> list[Extend]:
+    """Reject drafts at every place, none to all kept, each time behind the prompt, and go on by a few tokens."""
+    extends, one = [], np.ones(len(prompts), np.int64)
+    for first in range(0, max_gamma + 1, len(prompts)):
+        num_accepted = np.minimum(first + np.arange(len(prompts)), max_gamma)
+        kept = _PREFILL + 1 + num_accepted
+        others = _otherwise(prompts, kept)
+        prefill, verified = _continue(prompts, max_gamma + 1)
+        extends += [
+            replace(prefill, is_compared=False),
+            replace(verified, is_compared=False, settled=one),
+            Extend(sequences=others, start=kept, num_tokens=4),
+        ]
+    return extends
+
+
+def _drafting(prompts: IntArray, max_gamma: int) -> list[Extend]:
+    """Write tokens one by one that may all be taken back, as a draft model does, and a few that stay."""
+    nothing = np.zeros(len(prompts), np.int64)
+    drafts = [
+        replace(_extend(prompts, _PREFILL + place, 1), settled=nothing)
+        for place in range(max_gamma)
+    ]
+    prefill = replace(_extend(prompts, 0, _PREFILL), is_compared=False)
+    return [prefill, *drafts, _extend(prompts, _PREFILL + max_gamma, 4)]
+
+
+def _otherwise(prompts: IntArray, kept: IntArray) -> IntArray:
+    """Return sequences that go on in another way behind their first ``kept`` [B] tokens."""
     others = prompts.copy()
     for row, start in enumerate(kept):
         others[row, start:] = prompts[row, start:][::-1]
-    rewritten = Extend(sequences=others, start=kept, num_tokens=num_tokens)
-    return [*_continue(prompts, num_tokens), rewritten]
+    return others

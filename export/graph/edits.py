@@ -118,3 +118,9 @@ def drop_unused(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
+
+
+def gate_columns(graph: ir.Graph) -> int:
+    """Return the columns of a projection that gates the delta rules of a graph, one per head; 0 without any."""
+    scans = (node for node in graph if node.op_type == "LinearAttention" and len(node.inputs) > 5)
+    return max((node.attributes["kv_num_heads"].as_int() for node in scans), default=0)

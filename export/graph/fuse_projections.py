@@ -1,5 +1,7 @@
 """Projections of one hidden state, joined into one product: queries, keys and values, or gate and up.
 
+Gates of a delta rule are joined apart: their few columns stay float32 where others are stored as integers.
+
 Requires MatMul nodes that share their left side and have constant right sides [K, N]; biases are constant
 [N]. Ensures one product with the weights side by side, and a Split. Where every part is only reshaped to heads and
 transposed to [B, H, T, D], both happen once, before the Split.
@@ -13,7 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import FloatArray
-from outrider.export.graph.edits import constant, constant_tensor, put, put_tensor, take_over
+from outrider.export.graph.edits import (
+    constant,
+    constant_tensor,
+    gate_columns,
+    put,
+    put_tensor,
+    take_over,
+)
 from outrider.export.weights.widened import joined
 
 _HEADS_FIRST = (0, 2, 1, 3)
@@ -36,11 +45,12 @@ class _Projection:
 
 def join_projections(graph: ir.Graph) -> None:
     """Join every set of projections that share their input."""
-    groups: dict[ir.Value, list[_Projection]] = defaultdict(list)
+    groups: dict[tuple[ir.Value, bool], list[_Projection]] = defaultdict(list)
+    num_gates = gate_columns(graph)
     for node in graph:
         projection = _projection(node)
         if projection is not None and node.inputs[0] is not None:
-            groups[node.inputs[0]].append(projection)
+            groups[node.inputs[0], projection.num_columns <= num_gates].append(projection)
     for group in groups.values():
         if len(group) > 1:
             _join(graph, group)

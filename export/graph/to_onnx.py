@@ -19,6 +19,7 @@ import onnx_ir as ir
 import torch
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
+from outrider.engines.bundle.states import StatesEntry
 from outrider.export.gguf.keep import keep_blocks
 from outrider.export.graph.attention_kinds import (
     AttentionKind,
@@ -28,12 +29,20 @@ from outrider.export.graph.attention_kinds import (
 from outrider.export.graph.fuse import fuse
 from outrider.export.graph.narrow_spans import pad_single_queries
 from outrider.export.graph.position_tables import tabulate_positions
-from outrider.export.graph.tracing import experts, kv_export, latents, stack_tables, windows
+from outrider.export.graph.tracing import experts, kv_export, latents, mixers, stack_tables, windows
 from outrider.export.graph.tracing.angles import original_angles
 from outrider.export.graph.tracing.encoder_decoder import SourcedDecoder, SourceReader
 from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
 from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
 from outrider.export.graph.tracing.latents import angles_without_complex
+from outrider.export.graph.tracing.mixers import (
+    MICROSOFT,
+    OPERATORS,
+    Mixers,
+    measure_tokens,
+    replaced,
+)
+from outrider.export.graph.tracing.probe import mixer_sizes
 from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
 from outrider.export.graph.tracing.stack_tables import by_tables
 from outrider.export.graph.tracing.windows import Windows
@@ -61,6 +70,7 @@ def export_model(
     *,
     num_positions: int | None = None,
     num_source_positions: int | None = None,
+    max_open: int = 1,
     keeps_halves: bool = False,
     keeps_blocks: bool = False,
 ) -> None:
@@ -75,6 +85,7 @@ def export_model(
         num_positions: positions that any column of a call may have, padding included; None for
             all that the model knows.
         num_source_positions: tokens of a source at most; None for all positions that the encoder knows.
+        max_open: tokens behind a settled text that may be rejected, where the model keeps recurrent states.
         keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
         keeps_blocks: store what the model has in blocks of a GGUF file so (``gguf.keep``).
 
@@ -91,28 +102,42 @@ def export_model(
     model.eval()
     try:
         if model_config.source is None:
-            stand_ins, seen = StandIns(), Windows(last)
-            with (
-                separate_experts(model),
-                stand_ins.inside(model),
-                angles_without_complex(model),
-                original_angles(model),
-                taken_over(model, seen) as head,
-            ):
-                decoder = CanonicalDecoder(model, head, seen, max_position=last)
-                program = _trace(decoder, decoder_signature(model_config))
-            if reason := seen.why_not(model_config.window):
-                raise BundleError(f"{path.parent.name}: {reason}")
-            _rewrite(program, last, stand_ins)
+            states = mixer_sizes(model.config, model_config, max_open)
+            program = _decoder_program(model, path, states, last)
             if keeps_blocks:
                 keep_blocks(program.model.graph)
             _save(program, path, keeps_halves=keeps_halves)
-            check_canonical(path, model_config)
+            check_canonical(path, model_config, states)
         else:
             most = min(model_config.source.max_source, num_source_positions or _MOST_POSITIONS)
             _export_text2text(model, path, (last, most), keeps_halves=keeps_halves)
     finally:
         model.train(was_training)
+
+
+def _decoder_program(
+    model: PreTrainedModel, path: Path, states: StatesEntry | None, num_positions: int
+) -> torch.onnx.ONNXProgram:
+    """Return a causal decoder as it is written to ``path``; ``states`` is what its mixers keep."""
+    model_config = read_model_config(model.config)
+    stand_ins, seen = StandIns(), Windows(num_positions)
+    mixed = None if model_config.kinds is None else Mixers(model_config.kinds)
+    with (
+        separate_experts(model),
+        replaced(model, mixed),
+        stand_ins.inside(model),
+        angles_without_complex(model),
+        original_angles(model),
+        taken_over(model, seen) as head,
+    ):
+        decoder = CanonicalDecoder(model, head, seen, max_position=num_positions, mixers=mixed)
+        program = _trace(decoder, decoder_signature(model_config, states))
+    if reason := seen.why_not(model_config.window):
+        raise BundleError(f"{path.parent.name}: {reason}")
+    if states is not None:
+        measure_tokens(program.model.graph)
+    _rewrite(program, num_positions, stand_ins)
+    return program
 
 
 def _export_text2text(
@@ -158,7 +183,9 @@ def _save(program: torch.onnx.ONNXProgram, path: Path, *, keeps_halves: bool) ->
     program.save(str(path), external_data=True)
 
 
-def check_canonical(path: Path, model_config: ModelConfig) -> None:
+def check_canonical(
+    path: Path, model_config: ModelConfig, states: StatesEntry | None = None
+) -> None:
     """Refuse a decoder's graph that is not canonical.
 
     Raises:
@@ -167,7 +194,8 @@ def check_canonical(path: Path, model_config: ModelConfig) -> None:
     kinds = {AttentionKind.SELF: model_config.num_layers}
     if model_config.source is not None:
         kinds[AttentionKind.SOURCE] = model_config.num_layers
-    _check_graph(path, kinds, 2 * model_config.num_layers, decoder_signature(model_config))
+    num_scattered = 2 * model_config.num_layers
+    _check_graph(path, kinds, num_scattered, decoder_signature(model_config, states), states)
 
 
 def check_canonical_encoder(path: Path, model_config: ModelConfig, source: EncoderConfig) -> None:
@@ -181,11 +209,18 @@ def check_canonical_encoder(path: Path, model_config: ModelConfig, source: Encod
 
 
 def _check_graph(
-    path: Path, kinds: Mapping[AttentionKind, int], num_scattered: int, signature: Signature
+    path: Path,
+    kinds: Mapping[AttentionKind, int],
+    num_scattered: int,
+    signature: Signature,
+    states: StatesEntry | None = None,
 ) -> None:
     graph = onnx.load(path, load_external_data=False)
     operators = Counter((node.domain, node.op_type) for node in graph.graph.node)
-    foreign = sorted(name for domain, name in operators if domain not in ("", "ai.onnx"))
+    known = {(MICROSOFT, name) for name in OPERATORS} if states is not None else set()
+    foreign = sorted(
+        name for domain, name in operators.keys() - known if domain not in ("", "ai.onnx")
+    )
     if foreign or graph.functions:
         raise BundleError(f"{path.name}: operators outside standard ONNX: {foreign}")
     check_attention(path, kinds)
@@ -229,7 +264,8 @@ def _trace(module: nn.Module, signature: Signature) -> torch.onnx.ONNXProgram:
             | stack_tables.translation_table()
             | windows.translation_table()
             | experts.translation_table()
-            | latents.translation_table(),
+            | latents.translation_table()
+            | mixers.translation_table(),
             external_data=True,
             verbose=False,
         )

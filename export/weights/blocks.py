@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
-from outrider.export.graph.edits import drop_unused, put, put_tensor
+from outrider.export.graph.edits import drop_unused, gate_columns, put, put_tensor
 from outrider.export.graph.position_tables import is_position_table
 from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
@@ -155,14 +155,18 @@ def quantize_graph(
 ) -> int:
     """Store every MatMul weight of a graph without Gemm nodes in blocks, in place; return how many.
 
+    Those that choose experts or gate a delta rule stay float32.
+
     ``moments`` are those of ``product_moments``; None rounds to nearest.
     """
     done, products = 0, [node for node in graph if node.op_type == "MatMul"]
-    lookups = _lookups(graph)
+    lookups, num_gates = _lookups(graph), gate_columns(graph)
     for index, node in enumerate(products, start=1):
         report(index, len(products))
         weight, left = constant_weight(node.inputs[1]), node.inputs[0]
         if weight is None or left is None or _is_router(node):
+            continue
+        if is_gate(weight, num_gates):
             continue
         shared = next((one for one in lookups if _is_table_of(one, weight)), None)
         num_bits = bits if shared is None else _TABLE_BITS
@@ -224,6 +228,11 @@ def _store_tables(graph: ir.Graph) -> None:
             scales=[ir.tensor(scales.astype(np.float16))],
         )
         look_up_rows(graph, node, rows, f"table_{number}")
+
+
+def is_gate(weight: FloatArray, num_gates: int) -> bool:
+    """Return whether a weight [K, N] gates a delta rule of so many heads: by decay, by beta, or both side by side."""
+    return bool(weight.shape[1] <= 2 * num_gates)
 
 
 def _is_router(product: ir.Node) -> bool:

@@ -100,13 +100,15 @@ def _given(
 def _computed_by(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
     """Yield all modules, each behind the one that must find its weights widened: itself or its parent.
 
-    Parents of modules that Transformers may keep in float32 ask for the type of their weights.
+    Parents of modules that Transformers may keep in float32 ask for the type of their weights; those of convolutions
+    read the taps and never call the module.
     """
     asked = set(getattr(model, "_keep_in_fp32_modules", None) or ())
     yield model, model
     for parent in model.modules():
         for name, module in parent.named_children():
-            yield parent if name in asked else module, module
+            is_read = name in asked or isinstance(module, nn.Conv1d)
+            yield parent if is_read else module, module
 
 
 def _give(

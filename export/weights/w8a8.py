@@ -21,12 +21,13 @@ import numpy as np
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.manifest import W8A8
-from outrider.export.graph.edits import constant, put
+from outrider.export.graph.edits import constant, gate_columns, put
 from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from outrider.export.weights.blocks import (
     BITS,
     constant_weight,
+    is_gate,
     product_moments,
     quantize_graph,
     split_gemms,
@@ -128,7 +129,7 @@ def quantize_products(
 
     ``activations`` [rows, K] float32 are by the name of a product's input.
     """
-    count, norms = 0, list(normed_products(graph))
+    count, norms, num_gates = 0, list(normed_products(graph)), gate_columns(graph)
     for index, found in enumerate(norms, start=1):
         report(index, len(norms))
         given, weights = activations[found.name], found.weights
@@ -136,7 +137,11 @@ def quantize_products(
         evened = given / factors
         scale = _activation_scale(evened)
         stored = [
-            round_by_activations(weight * factors[:, None], evened, bits=8, block_size=len(weight))
+            None
+            if is_gate(weight, num_gates)
+            else round_by_activations(
+                weight * factors[:, None], evened, bits=8, block_size=len(weight)
+            )
             for weight in weights
         ]
         judged = slice(None, None, max(1, len(given) // _NUM_JUDGED))
@@ -144,10 +149,11 @@ def quantize_products(
         errors = [
             _error(given[judged] @ weight, narrow @ restore(*one))
             for weight, one in zip(weights, stored, strict=True)
+            if one is not None
         ]
-        if max(errors) <= MOST_ERROR:
+        if errors and max(errors) <= MOST_ERROR:
             _rewrite(graph, found, factors, scale, stored)
-            count += len(stored)
+            count += len(errors)
     return count
 
 
@@ -197,8 +203,9 @@ def _rewrite(
     found: NormedProducts,
     factors: FloatArray,
     scale: np.float32,
-    stored: list[tuple[Int8Array, FloatArray]],
+    stored: list[tuple[Int8Array, FloatArray] | None],
 ) -> None:
+    """Let products read int8 activations and weights; those that nothing is stored for stay float32."""
     name = found.name
     for place, value in enumerate(found.norm.inputs[1:], start=1):
         gain = constant(value)
@@ -208,8 +215,14 @@ def _rewrite(
     step = put(graph, np.asarray(scale), f"{name}.scale")
     zero = put(graph, np.zeros((), np.int8), f"{name}.zero")
     restored: dict[ir.Value, ir.Value] = {}
-    for index, (product, (columns, scales)) in enumerate(zip(found.products, stored, strict=True)):
+    for index, (product, rounded) in enumerate(zip(found.products, stored, strict=True)):
         part = f"{name}.product_{index}"
+        if rounded is None:
+            exact = constant_weight(product.inputs[1])
+            assert exact is not None
+            product.replace_input_with(1, put(graph, exact * factors[:, None], f"{part}.weight"))
+            continue
+        columns, scales = rounded
         _deepen(graph, product)
         left = product.inputs[0]
         assert left is not None
@@ -222,11 +235,11 @@ def _rewrite(
             _describe(widen.outputs[0], f"{part}.activations", ir.DataType.FLOAT, left.shape)
         stored_weight = put(graph, columns, f"{part}.weight.q")
         weight_scale = put(graph, scales[0], f"{part}.weight.scale")
-        weight = ir.node("DequantizeLinear", [stored_weight, weight_scale], attributes={"axis": 1})
-        _describe(weight.outputs[0], f"{part}.weight", ir.DataType.FLOAT, ir.Shape(columns.shape))
-        graph.insert_before(product, weight)
+        widened = ir.node("DequantizeLinear", [stored_weight, weight_scale], attributes={"axis": 1})
+        _describe(widened.outputs[0], f"{part}.weight", ir.DataType.FLOAT, ir.Shape(columns.shape))
+        graph.insert_before(product, widened)
         product.replace_input_with(0, restored[left])
-        product.replace_input_with(1, weight.outputs[0])
+        product.replace_input_with(1, widened.outputs[0])
 
 
 def _deepen(graph: ir.Graph, product: ir.Node) -> None:

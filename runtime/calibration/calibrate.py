@@ -165,13 +165,14 @@ def _lengthen(engine: Engine, length: int) -> None:
     """Make slot 0 hold so many tokens: zeros where the engine takes what others computed, which costs nothing."""
     limits = engine.limits
     if engine.token_bytes:
-        engine.extend([Span(slot=0, start=0, tokens=(0,), num_logits=0)])
+        engine.extend([Span(slot=0, start=0, tokens=(0,), num_logits=0, num_settled=1)])
         *axes, _, size = engine.read_slot(0, 0, 1).shape
         engine.write_slot(0, 1, np.zeros((*axes, length - 1, size), dtype=np.float32))
         return
     for first in range(0, length, limits.max_extend):
-        tokens = (0,) * min(limits.max_extend, length - first)
-        engine.extend([Span(slot=0, start=first, tokens=tokens, num_logits=0)])
+        count = min(limits.max_extend, length - first)
+        span = Span(slot=0, start=first, tokens=(0,) * count, num_logits=0, num_settled=count)
+        engine.extend([span])
 
 
 def _measure_catch_up(draft: Engine, budget: Budget, clock: Clock) -> ModelCosts:
@@ -185,7 +186,8 @@ def _measure_catch_up(draft: Engine, budget: Budget, clock: Clock) -> ModelCosts
         left_s = until - clock()
         if len(spans) > 1 and left_s <= 0.0:
             break
-        call = partial(draft.extend, [Span(slot=0, start=0, tokens=(0,) * tokens, num_logits=0)])
+        span = Span(slot=0, start=0, tokens=(0,) * tokens, num_logits=0, num_settled=tokens)
+        call = partial(draft.extend, [span])
         seconds.append(time_calls([call], budget.repeats, clock, left_s))
         spans.append(tokens)
     return fit_model(np.stack(seconds, axis=1), (1,), spans, capacities(draft.limits)[0])

@@ -25,7 +25,14 @@ def extend_call(
     """
     parents = (0,) * (tokens - 1) if is_tree else None
     spans = [
-        Span(slot=slot, start=0, tokens=(0,) * tokens, num_logits=tokens, parents=parents)
+        Span(
+            slot=slot,
+            start=0,
+            tokens=(0,) * tokens,
+            num_logits=tokens,
+            parents=parents,
+            num_settled=tokens,
+        )
         for slot in range(rows)
     ]
     return lambda: [engine.extend(spans) for _ in range(times)]

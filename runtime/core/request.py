@@ -81,6 +81,7 @@ class CacheState:
     Attributes:
         num_computed: leading tokens valid in the target's cache.
         num_cached: of these, leading tokens of the prompt that were computed for an earlier request.
+        chunk_end: where a chunk of the prompt ends, so that it can be kept up to there; 0 for anywhere.
         num_exact: leading tokens whose cache has the bits of chains; those behind side branches of trees may not.
         num_unread: tokens of a source that the target has yet to read.
         draft_computed: leading tokens valid in the draft's cache; -1 while the draft model has a source to read.
@@ -91,6 +92,7 @@ class CacheState:
     draft_computed: int
     num_computed: int = 0
     num_cached: int = 0
+    chunk_end: int = 0
 
 
 @dataclass(slots=True)

@@ -176,7 +176,7 @@ def plan_prefill(rows: Sequence[Request], limits: StepLimits) -> Prefill | None:
     is_scored = rows[oldest].is_scored
     chunk = limits.scored_chunk if is_scored else limits.prefill_chunk
     lengths = {
-        slot: min(length, chunk)
+        slot: min(length, chunk, _num_to_end(rows[slot]) or length)
         for slot, length in missing.items()
         if rows[slot].is_scored == is_scored
     }
@@ -241,6 +241,11 @@ def _gammas(
             room = min(sequence.num_remaining - 1, limits.max_context - sequence.num_known)
             gammas.append(max(0, min(gamma, limits.max_gamma, room)))
     return tuple(gammas)
+
+
+def _num_to_end(row: Request) -> int:
+    """Return the tokens before the place where a chunk of the prompt is to end; 0 behind it."""
+    return max(0, row.cache.chunk_end - row.cache.num_computed)
 
 
 def _num_missing(row: Request) -> int:

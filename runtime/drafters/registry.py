@@ -193,6 +193,10 @@ class CountingEngine(WithoutCopies):
         self.held.update((source.slot, -1) for source in sources)
         self._engine.read(sources)
 
+    def first_start(self, slot: int) -> int:
+        """Return the least start but 0 that a slot takes; see ``Engine.first_start``."""
+        return self._engine.first_start(slot)
+
     def share_source(self, slot: int, destinations: Sequence[int]) -> None:
         """Refuse: only the worker may."""
         raise EngineError("drafters share no sources")

@@ -149,7 +149,10 @@ class PromptFeeder:
         for start in range(0, request.cache.num_computed, self._limits.prefill_chunk):
             end = min(start + self._limits.prefill_chunk, request.cache.num_computed)
             tokens = tuple(request.sequence.history[start:end].tolist())
-            self._target.extend([Span(slot=request.slot, start=start, tokens=tokens, num_logits=0)])
+            span = Span(
+                slot=request.slot, start=start, tokens=tokens, num_logits=0, num_settled=len(tokens)
+            )
+            self._target.extend([span])
             self._beat()
 
     def feed_ahead(self, live: Sequence[Request]) -> None:
@@ -284,6 +287,7 @@ def _spans(ends: Sequence[End]) -> list[Span]:
                 start=start,
                 tokens=tokens,
                 num_logits=len(tokens) if request.is_scored else int(end == sequence.num_known),
+                num_settled=len(tokens),
             )
         )
     return spans

@@ -69,6 +69,7 @@ def verify(
             tokens=tokens,
             num_logits=len(tokens),
             parents=None if draft is None else draft.parents,
+            num_settled=min(1, len(tokens)),
         )
         spans.append(behind_forced(span, request) if sequence.num_pending and tokens else span)
         if draft is not None:
@@ -91,7 +92,9 @@ def behind_forced(span: Span, request: Request) -> Span:
     parents = span.parents
     if parents is not None:
         parents = (*range(num_pending), *(num_pending + parent for parent in parents))
-    return replace(span, tokens=(*before, *span.tokens), parents=parents)
+    return replace(
+        span, tokens=(*before, *span.tokens), parents=parents, num_settled=len(before) + 1
+    )
 
 
 def recover(

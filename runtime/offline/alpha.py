@@ -186,12 +186,16 @@ def _logits(engine: Engine, text: Text, num_readable: int) -> Iterator[Rows]:
         engine.read([Source(slot=0, tokens=text.source)])
     for start in range(0, min(first, num_readable), limits.max_extend):
         tokens = text.tokens[start : min(start + limits.max_extend, first, num_readable)]
-        engine.extend([Span(slot=0, start=start, tokens=tokens, num_logits=0)])
+        count = len(tokens)
+        engine.extend([Span(slot=0, start=start, tokens=tokens, num_logits=0, num_settled=count)])
     end = min(len(text.tokens) - 1, num_readable)
     for start in range(first, end, CHUNK):
         tokens = text.tokens[start : min(start + CHUNK, end)]
-        logits = engine.extend([Span(slot=0, start=start, tokens=tokens, num_logits=len(tokens))])
-        yield np.array(logits[0, : len(tokens)], dtype=np.float64)
+        count = len(tokens)
+        logits = engine.extend(
+            [Span(slot=0, start=start, tokens=tokens, num_logits=count, num_settled=count)]
+        )
+        yield np.array(logits[0, :count], dtype=np.float64)
 
 
 def _fitted(logits: Rows | None, num_rows: int, vocab_size: int) -> Rows:

@@ -13,6 +13,9 @@ first side branch. So answers are what they would have been:
 * Of other requests with a fixed gamma, answers depend on where each draft begins. Such a request finds no more than
   leaves it its way to the first token, and the draft model reads its prompt as if nothing were kept.
 
+A model with recurrent layers goes on from a text only where its state is kept too: at the end of a text, of the last
+chunk but one of a prompt, and where a prompt was found to part from an earlier one; the chunk ends there.
+
 Not for beam searches, nor for models with an encoder, whose caches depend on the source too.
 """
 
@@ -23,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from outrider.engines.base import Engine, FloatArray
+from outrider.engines.base import Engine, EngineError, FloatArray, SlotState
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.request import Request
@@ -31,6 +34,8 @@ from outrider.runtime.prefix_cache.tree import PrefixTree
 
 logger = logging.getLogger(__name__)
 
+WORTH_A_STATE = 64
+"""Tokens that two texts share behind the last state that is kept, and that are worth one where they part."""
 FEWEST = 16
 """Tokens that are worth looking for: a call costs as much as about a dozen (``runtime.core.scheduler``)."""
 _COPIED_PER_FED = 16
@@ -79,6 +84,8 @@ class Prefixes:
         self._tree = PrefixTree(max_bytes)
         # Looked up already, and not yet kept.
         self._fed: dict[str, Request] = {}
+        # Of these, tokens at the last chunk's end that was kept.
+        self._ends: dict[str, int] = {}
         self._num_queried = self._num_found = 0
 
     @property
@@ -96,8 +103,11 @@ class Prefixes:
         for name, request in list(self._fed.items()):
             if request.state is not State.PREFILLING:
                 del self._fed[name]
+                self._ends.pop(name, None)
                 if request.state is State.DECODING:
                     self.keep(request)
+            else:
+                self._keep_chunk(name, request)
         waiting = [
             one for one in live if one.state is State.PREFILLING and one.group.leader is None
         ]
@@ -111,6 +121,16 @@ class Prefixes:
                 room -= request.cache.num_cached // _COPIED_PER_FED
             self._fed[request.spec.internal_id] = request
             room -= request.sequence.num_known - request.cache.num_computed
+
+    def _keep_chunk(self, name: str, request: Request) -> None:
+        """Keep the state at the end of a chunk that leaves another alone, or where texts were seen to part."""
+        end, num_left = request.cache.num_computed, request.sequence.num_known
+        num_left -= end
+        is_last = num_left <= self._chunk or end == request.cache.chunk_end
+        is_new = end and end != request.cache.num_cached and self._ends.get(name) != end
+        if is_new and is_last and self._engines[0].state_bytes:
+            self._ends[name] = end
+            self.keep(request)
 
     def keep_finished(self, requests: Sequence[Request]) -> None:
         """Keep the texts of those that ended well; the caches of others may be lost."""
@@ -126,11 +146,18 @@ class Prefixes:
         cache = request.cache
         lengths = (min(cache.num_computed, cache.num_exact), cache.draft_computed)
         for index, (engine, length) in enumerate(zip(self._engines, lengths, strict=False)):
+            if engine.state_bytes:
+                # A state stands behind what was settled alone.
+                settled = engine.first_start(slot)
+                length = settled if settled <= length else 0
             if length < FEWEST or (index and not self._has_whole_draft(slot)):
                 continue
             text, read = request.sequence.tokens[:length], partial(engine.read_slot, slot)
+            size, state = engine.state_bytes, partial(_state_of, engine, slot, length)
             try:
-                self._tree.insert((index, scope), text, read, engine.token_bytes)
+                self._tree.insert(
+                    (index, scope), text, read, engine.token_bytes, state if size else None, size
+                )
             except Exception:  # the engine's, or too little memory: nobody depends on it
                 logger.warning("a text could not be kept", exc_info=True)
 
@@ -142,44 +169,83 @@ class Prefixes:
         if spec.internal_id not in self._fed:
             self._num_queried += num_prompt
         needs_way = _depends_on_drafts(request)
-        pieces, length = self._find(0, request)
+        found = self._find(0, request)
+        length = found.length
         if request.group.followers:
             # They are given its slot behind the chunk that ends the prompt.
             length = min(length, num_prompt - 2)
         if needs_way or request.group.followers:
             length = num_usable(length, num_prompt, self._chunk)
-        if self._write(0, request, pieces, length):
+        elif found.num_cached >= length + WORTH_A_STATE:
+            # Texts part there, so that a third one may.
+            request.cache.chunk_end = found.num_cached
+        if self._write(0, request, found, length):
             request.commit_cached(length)
             self._num_found += length
         is_drafted = len(self._engines) > 1 and request.speculation.gamma > 0 and not needs_way
         if is_drafted and not request.cache.draft_computed:
-            pieces, length = self._find(1, request)
-            if self._write(1, request, pieces, length):
-                request.commit_draft_cache(length)
+            found = self._find(1, request)
+            if self._write(1, request, found, found.length):
+                request.commit_draft_cache(found.length)
 
-    def _find(self, index: int, request: Request) -> tuple[list[FloatArray], int]:
-        """Return what is kept of a prompt but its last token, which is fed so that there are logits; and its length."""
+    def _find(self, index: int, request: Request) -> _Found:
+        """Return what is kept of a prompt but its last token, which is fed so that there are logits."""
         scope = (index, request.spec.cache_scope)
-        pieces = self._tree.find(scope, request.sequence.tokens[: request.sequence.num_known - 1])
-        return pieces, sum(piece.shape[-2] for piece in pieces)
+        tokens = request.sequence.tokens[: request.sequence.num_known - 1]
+        if self._engines[index].state_bytes:
+            return _Found(*self._tree.find_state(scope, tokens))
+        pieces = self._tree.find(scope, tokens)
+        return _Found(pieces, None, sum(piece.shape[-2] for piece in pieces))
 
-    def _write(
-        self, index: int, request: Request, pieces: Sequence[FloatArray], length: int
-    ) -> bool:
+    def _write(self, index: int, request: Request, found: _Found, length: int) -> bool:
         """Write the first tokens that were found to a row; False where they are too few, or the engine failed."""
-        slot, start = request.slot, 0
+        slot, start, engine = request.slot, 0, self._engines[index]
         assert slot is not None
-        if length < FEWEST:
+        if length < FEWEST or (engine.state_bytes and length < found.length):
             return False
         try:
-            for values in pieces:
+            for values in found.pieces:
                 values = values[..., : length - start, :]
-                self._engines[index].write_slot(slot, start, values)
+                engine.write_slot(slot, start, values)
                 start += values.shape[-2]
+            if found.state is not None:
+                engine.write_state(slot, SlotState(length=length, values=found.state))
         except Exception:  # the row is fed from its beginning instead
             logger.warning("a text that was kept could not be used", exc_info=True)
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What is kept of a text.
+
+    Attributes:
+        pieces: arrays of consecutive tokens.
+        state: behind the last of them; None of a model without recurrent layers, or where nothing is kept.
+        num_cached: tokens that are kept, those behind the state too.
+    """
+
+    pieces: Sequence[FloatArray]
+    state: FloatArray | None
+    num_cached: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the pieces."""
+        return sum(piece.shape[-2] for piece in self.pieces)
+
+
+def _state_of(engine: Engine, slot: int, length: int) -> FloatArray:
+    """Return the state of a slot's first ``length`` tokens.
+
+    Raises:
+        EngineError: it is of others.
+    """
+    found = engine.read_state(slot)
+    if found.length != length:
+        raise EngineError(f"slot {slot}: a state of {found.length} tokens, not {length}")
+    return found.values
 
 
 def num_usable(length: int, num_prompt: int, chunk: int) -> int:

@@ -38,10 +38,13 @@ class _Node:
     scope: Hashable
     # By their first token.
     children: dict[int, _Node] = field(default_factory=dict)
+    # Of recurrent layers, behind the last token.
+    state: FloatArray | None = None
 
     @property
     def num_bytes(self) -> int:
-        return self.values.nbytes + self.tokens.nbytes
+        of_state = 0 if self.state is None else self.state.nbytes
+        return self.values.nbytes + self.tokens.nbytes + of_state
 
 
 class PrefixTree:
@@ -61,6 +64,8 @@ class PrefixTree:
         self._roots: dict[Hashable, _Node] = {}
         # Unused for longest first (T1); without roots.
         self._nodes: OrderedDict[_Node, None] = OrderedDict()
+        # Those with a state, the one that was kept first first.
+        self._stated: dict[_Node, None] = {}
 
     def find(self, scope: Hashable, tokens: IntArray) -> list[FloatArray]:
         """Return what is cached of the longest beginning of a text that is, piece by piece; empty for none.
@@ -75,12 +80,34 @@ class PrefixTree:
         path = self._walk(scope, tokens)
         return [node.values[..., :count, :] for node, count in path]
 
+    def find_state(
+        self, scope: Hashable, tokens: IntArray
+    ) -> tuple[list[FloatArray], FloatArray | None, int]:
+        """Return what is cached of the longest beginning of a text whose state is, and how much of it is without.
+
+        Args:
+            scope: texts of others are not looked at.
+            tokens: [n] int64.
+
+        Returns:
+            Arrays as ``find`` returns them; the state behind them, [m] float32, None where there is none; tokens of the
+            longest beginning that is cached.
+        """
+        path = self._walk(scope, tokens)
+        num_cached = sum(count for _, count in path)
+        while path and (path[-1][0].state is None or path[-1][1] < len(path[-1][0].tokens)):
+            path.pop()
+        state = path[-1][0].state if path else None
+        return [node.values for node, _ in path], state, num_cached
+
     def insert(
         self,
         scope: Hashable,
         tokens: IntArray,
         read: Callable[[int, int], FloatArray],
         token_bytes: int,
+        read_state: Callable[[], FloatArray] | None = None,
+        state_bytes: int = 0,
     ) -> None:
         """Keep a text, or as much of its beginning as there is room for; what was unused for longest goes.
 
@@ -91,25 +118,43 @@ class PrefixTree:
                 the tree's own from then on. Asked at most once, for what is not kept yet; where it raises, nothing
                 more is kept.
             token_bytes: of one token, as ``read`` returns it.
+            read_state: returns the state of recurrent layers behind the text, which is then kept whole or not at all;
+                the tree's own from then on.
+            state_bytes: of what that returns.
         """
         path = self._walk(scope, tokens)
         start = sum(count for _, count in path)
-        if start == len(tokens):
+        if start == len(tokens) and (read_state is None or not path):
             return
         parent = self._parted(*path[-1]) if path else None
         size = token_bytes + TOKEN_BYTES
         # Parted first, so that of what the text shares with others no more than that is in its way.
-        end = min(len(tokens), start + (self._max_bytes - _bytes_above(parent)) // size)
-        if end <= start:
+        room = self._max_bytes - _bytes_above(parent) - state_bytes
+        if start == len(tokens):
+            assert parent is not None
+            assert read_state is not None
+            if parent.state is None and room >= 0:
+                self._evict(self._max_bytes - state_bytes, parent)
+                self._give(parent, read_state())
             return
-        self._evict(self._max_bytes - (end - start) * size)
-        values = read(start, end)
+        end = min(len(tokens), start + room // size)
+        if end <= start or (read_state is not None and end < len(tokens)):
+            return
+        self._evict(self._max_bytes - (end - start) * size - state_bytes, parent)
+        values, state = read(start, end), None if read_state is None else read_state()
         if parent is None:
             parent = self._roots.setdefault(scope, _Node(*_NOTHING, None, scope))
         node = _Node(tokens[start:end].copy(), values, parent, scope)
         parent.children[int(tokens[start])] = node
         self.num_bytes += node.num_bytes
         self._use(node)
+        if state is not None:
+            self._give(node, state)
+
+    def _give(self, node: _Node, state: FloatArray) -> None:
+        node.state = state
+        self._stated[node] = None
+        self.num_bytes += state.nbytes
 
     def _walk(self, scope: Hashable, tokens: IntArray) -> list[tuple[_Node, int]]:
         """Return the nodes along a text, now used, and how many of its tokens are theirs: all but of the last one."""
@@ -133,13 +178,23 @@ class PrefixTree:
             self._nodes.move_to_end(node)
             node = node.parent
 
-    def _evict(self, num_bytes: int) -> None:
-        """Forget leaves until no more than so many bytes are in use."""
+    def _evict(self, num_bytes: int, going_on: _Node | None) -> None:
+        """Forget states that texts go on behind, then leaves, until no more than so many bytes are in use.
+
+        ``going_on`` is the node that a text is about to go on behind.
+        """
+        for node in list(self._stated) if self.num_bytes > num_bytes else ():
+            is_inner = node.children or node is going_on
+            if self.num_bytes > num_bytes and node.state is not None and is_inner:
+                self.num_bytes -= node.state.nbytes
+                node.state = None
+                del self._stated[node]
         while self.num_bytes > num_bytes:
             node, _ = self._nodes.popitem(last=False)
             parent = node.parent
             assert parent is not None
             del parent.children[int(node.tokens[0])]
+            self._stated.pop(node, None)
             if parent.parent is None and not parent.children:
                 del self._roots[node.scope]
             self.num_bytes -= node.num_bytes
@@ -164,10 +219,11 @@ _NOTHING = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
 
 
 def _bytes_above(node: _Node | None) -> int:
-    """Return the bytes of a text up to the end of a node; 0 for None."""
+    """Return the bytes of a text up to the end of a node, without states, which may go; 0 for None."""
     num_bytes = 0
     while node is not None:
-        num_bytes, node = num_bytes + node.num_bytes, node.parent
+        num_bytes += node.values.nbytes + node.tokens.nbytes
+        node = node.parent
     return num_bytes
 
 

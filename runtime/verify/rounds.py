@@ -286,13 +286,26 @@ def _row_of(engine: Engine, prompt: Prompt) -> LogitsOf:
     last, longest = len(known) - 1, engine.limits.max_extend
     if prompt.source:
         engine.read([Source(slot=0, tokens=prompt.source)])
-    for start in range(0, last, longest):
-        tokens = known[start : min(start + longest, last)]
-        engine.extend([Span(slot=0, start=start, tokens=tokens, num_logits=0)])
+
+    def feed_prompt() -> None:
+        for start in range(0, last, longest):
+            tokens = known[start : min(start + longest, last)]
+            count = len(tokens)
+            engine.extend(
+                [Span(slot=0, start=start, tokens=tokens, num_logits=0, num_settled=count)]
+            )
+
+    feed_prompt()
+    max_open = engine.limits.max_open
 
     @lru_cache(maxsize=max(_MIN_ROWS_KEPT, _MAX_KEPT // engine.limits.vocab_size))
     def row_of(tokens: tuple[int, ...]) -> FloatArray:
-        span = Span(slot=0, start=last, tokens=(known[last], *tokens), num_logits=1)
+        if engine.first_start(0) > last:
+            feed_prompt()
+        fed = (known[last], *tokens)
+        # More than can be taken back is settled, and the prompt fed again before the next.
+        count = 0 if max_open is None or len(fed) <= max_open else len(fed)
+        span = Span(slot=0, start=last, tokens=fed, num_logits=1, num_settled=count)
         return np.array(engine.extend([span])[0, 0], dtype=np.float32)
 
     return row_of

@@ -136,7 +136,12 @@ class Decoder:
 
 
 def write_bundle(
-    root: Path, *, nan_token: int | None = None, is_grouped: bool = False, kv_heads: int = KV_HEADS
+    root: Path,
+    *,
+    nan_token: int | None = None,
+    is_grouped: bool = False,
+    kv_heads: int = KV_HEADS,
+    max_batch: int = MAX_BATCH,
 ) -> Path:
     """A bundle of the handmade decoder; ``nan_token`` is embedded as NaN."""
     (root / "target").mkdir(parents=True)
@@ -144,11 +149,11 @@ def write_bundle(
     onnx.save(onnx.shape_inference.infer_shapes(Decoder(nan_token, kv_heads).build()), path)
     assert not is_grouped or derive_grouped_graph(path)
     (root / "tokenizer.json").write_text("{}")
-    write_manifest(root, manifest_of(root, kv_heads=kv_heads))
+    write_manifest(root, manifest_of(root, kv_heads=kv_heads, max_batch=max_batch))
     return root
 
 
-def manifest_of(root: Path, *, kv_heads: int = KV_HEADS) -> Manifest:
+def manifest_of(root: Path, *, kv_heads: int = KV_HEADS, max_batch: int = MAX_BATCH) -> Manifest:
     return Manifest(
         target=ModelEntry(
             path="target",
@@ -160,7 +165,7 @@ def manifest_of(root: Path, *, kv_heads: int = KV_HEADS) -> Manifest:
         ),
         draft=None,
         max_context=MAX_CONTEXT,
-        max_batch=MAX_BATCH,
+        max_batch=max_batch,
         max_gamma=4,
         max_extend=MAX_EXTEND,
         eos_token_ids=(0,),

@@ -16,6 +16,7 @@ from tests.engines.contract import EngineContract, MakeEngine, extend_one, span,
 from tests.engines.handmade import write_bundle
 from tests.engines.handmade_sources import write_source_bundle
 from tests.engines.source_contract import MAX_SOURCE, NUM_SLOTS, SourceContract, SourceTests, source
+from tests.engines.state_contract import MAX_OPEN, StateContract
 from tests.engines.tree_contract import TreeContract
 
 V = 11
@@ -32,6 +33,15 @@ class TestScripted(TreeContract):
     def make_engine(self) -> MakeEngine:
         limits = EngineLimits(
             max_batch=3, max_context=32, max_extend=9, vocab_size=V, max_tree_nodes=9
+        )
+        return lambda: ScriptedEngine(scripted_logits, limits)
+
+
+class TestScriptedWithStates(StateContract):
+    @pytest.fixture
+    def make_engine(self) -> MakeEngine:
+        limits = EngineLimits(
+            max_batch=3, max_context=32, max_extend=9, vocab_size=V, max_open=MAX_OPEN
         )
         return lambda: ScriptedEngine(scripted_logits, limits)
 

@@ -21,7 +21,13 @@ def write_config(folder: Path, family: str, **fields: object) -> Path:
     [
         ("vit", {}, "not a causal decoder of Transformers"),
         ("mamba", {}, "recurrent state"),
-        ("lfm2", {"layer_types": ["conv"] * 32}, "recurrent state.*conv"),
+        ("lfm3", {}, "recurrent state.*conv"),
+        ("lfm2", {"layer_types": ["conv"] * 32}, "does not attend"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "sliding_attention"], "num_hidden_layers": 2},
+            "other layers beside recurrent ones .sliding_attention.",
+        ),
         ("llama4_text", {}, "parts of a text only.*chunked_attention"),
         ("bloom", {}, "attention interface"),
         ("falcon", {}, "attention interface"),

@@ -182,6 +182,9 @@ def plan_parts(bundle: Bundle, wanted: Sequence[str]) -> tuple[PlanPart, ...]:
     if TREES in wanted and not with_trees:
         raise BundleError(f"part {TREES!r}: no model of the bundle takes trees; export it again")
     chosen = wanted or MODELS
+    for part, model in models.items():
+        if part in chosen and model.states is not None:
+            raise BundleError(f"part {part!r}: {bundle.why_no_device(model, '')}")
     parts = [_model_part(bundle, model, part) for part, model in models.items() if part in chosen]
     parts += [
         _read_part(bundle, model, model.source, part)

@@ -22,6 +22,7 @@ import torch
 from onnxscript.onnx_opset import opset24
 from outrider.export.graph.tracing import attention
 from outrider.export.graph.tracing.attention import attend, attend_scored, beside_sinks
+from outrider.export.graph.tracing.mixers import Mixers
 from outrider.export.graph.tracing.windows import Windows
 from torch import Tensor, nn
 from torch.nn import functional
@@ -98,7 +99,8 @@ class ScatterCache(Cache):
     """Caches of all layers as plain tensors; ``update`` replaces a layer's tensors.
 
     Where it ``is_late``, layers would cache latents and expand those of the whole text in every call: ``update`` passes
-    latents on as they are, and the attention function, which is given them expanded, calls ``write``.
+    latents on as they are, and the attention function, which is given them expanded, calls ``write``. What mixers keep
+    is theirs: it says that there is nothing before the span.
     """
 
     def __init__(
@@ -108,9 +110,11 @@ class ScatterCache(Cache):
         start: Tensor,
         *,
         is_late: bool = False,
+        mixers: Mixers | None = None,
     ) -> None:
         super().__init__(layers=[])
         self._is_late = is_late
+        self._mixers = mixers
         self.keys = list(keys)
         self.values = list(values)
         self.start = start
@@ -127,6 +131,8 @@ class ScatterCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int
     ) -> tuple[Tensor, Tensor]:
         """Write new states, of D columns or fewer, and return the layer's caches [B, H, S, D]."""
+        if self._mixers is not None:
+            layer_idx = self._mixers.attention.index(layer_idx)
         key_states, value_states = (
             widened(states, self.keys[layer_idx].shape[3]) for states in (key_states, value_states)
         )
@@ -137,6 +143,24 @@ class ScatterCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return zero: positions are given explicitly."""
         return 0
+
+    def get_conv_state(self, *args: Any, **kwargs: Any) -> None:
+        """Return no window, so that a module takes no branch of its own for spans of one token."""
+
+    def get_recurrent_state(self, *args: Any, **kwargs: Any) -> None:
+        """Return no state, likewise."""
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, **kwargs: Any) -> Tensor:
+        """Return a convolution's inputs as they are, and note whose they are."""
+        assert self._mixers is not None
+        self._mixers.begin_convolution(layer_idx)
+        return conv_states
+
+    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, **kwargs: Any) -> Any:
+        """Note whose scan it was."""
+        assert self._mixers is not None
+        self._mixers.end_scan(layer_idx)
+        return recurrent_states
 
 
 def widened(states: Tensor, size: int) -> Tensor:
@@ -242,11 +266,18 @@ class CanonicalDecoder(nn.Module):
     """A decoder that was ``taken_over``, with the tensor interface of the canonical graph."""
 
     def __init__(
-        self, model: PreTrainedModel, head: GatheringHead, windows: Windows, *, max_position: int
+        self,
+        model: PreTrainedModel,
+        head: GatheringHead,
+        windows: Windows,
+        *,
+        max_position: int,
+        mixers: Mixers | None = None,
     ) -> None:
         super().__init__()
         self._gathering = head
         self._windows = windows
+        self._mixers = mixers
         self._is_late = any(hasattr(module, "expand_kv") for module in model.modules())
         self.model = model
         self.max_position = max_position
@@ -258,8 +289,9 @@ class CanonicalDecoder(nn.Module):
         logit_positions: Tensor,
         keys: list[Tensor],
         values: list[Tensor],
-    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """Return logits [B, R, V] of the wanted columns and the caches with the span written in.
+        *kept: Any,
+    ) -> tuple[Any, ...]:
+        """Return logits [B, R, V] of the wanted columns, the caches with the span written in, and what mixers keep.
 
         Args:
             tokens: [B, T] int64.
@@ -267,14 +299,18 @@ class CanonicalDecoder(nn.Module):
             logit_positions: [B, R] int64, columns of the span.
             keys: one [B, H, S, D] float32 per layer, start + T <= S.
             values: one [B, H, S, D] float32 per layer.
+            kept: of models with mixers alone; see ``Mixers.begin``.
         """
         num_tokens = tokens.shape[1]
         self._gathering.columns = logit_positions
-        cache = ScatterCache(keys, values, start, is_late=self._is_late)
+        cache = ScatterCache(keys, values, start, is_late=self._is_late, mixers=self._mixers)
         known = {"late_cache": cache} if self._is_late else {}
         # Padded columns may lie beyond the model's position table.
         positions = span_positions(start, tokens, self.max_position - 1)
-        self._windows.begin(positions, keys[0])
+        if keys:
+            self._windows.begin(positions, keys[0])
+        if self._mixers is not None:
+            self._mixers.begin(*kept)
         output = self.model(
             input_ids=tokens,
             position_ids=positions,
@@ -283,4 +319,5 @@ class CanonicalDecoder(nn.Module):
             use_cache=True,
             **known,
         )
-        return output.logits, cache.keys, cache.values
+        mixed = self._mixers.kept() if self._mixers is not None and kept else ()
+        return output.logits, cache.keys, cache.values, *mixed

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
+from outrider.engines.bundle.states import StatesEntry
 from outrider.export.graph.tracing.angles import original_angles
 from outrider.export.graph.tracing.experts import separate_experts
 from outrider.export.graph.tracing.kv_export import (
@@ -20,6 +22,7 @@ from outrider.export.graph.tracing.kv_export import (
     taken_over,
 )
 from outrider.export.graph.tracing.latents import angles_without_complex
+from outrider.export.graph.tracing.mixers import Mixers, UnsupportedMixerError, replaced
 from outrider.export.graph.tracing.signatures import decoder_signature
 from outrider.export.graph.tracing.windows import Windows
 from outrider.export.model_config import ModelConfig
@@ -48,15 +51,37 @@ _FAILURES = (
 _PLACE_DEPENDENT = frozenset({"celu", "elu", "mish", "selu", "softplus"})
 
 
-def refuse_untraceable(name: str, config: PretrainedConfig, model_config: ModelConfig) -> None:
-    """Refuse a decoder whose attention or cache is not that of the canonical graph.
+def mixer_sizes(
+    config: PretrainedConfig, model_config: ModelConfig, max_open: int
+) -> StatesEntry | None:
+    """Return what the mixers of a model keep of each slot, as their calls tell; None where it has none.
+
+    Raises:
+        UnsupportedMixerError: a mixer is not one that the canonical graph can express.
+    """
+    if model_config.kinds is None:
+        return None
+    mixers = Mixers(model_config.kinds)
+    example = decoder_signature(model_config).example
+    _answered(
+        _without_weights(config), model_config, Windows(model_config.max_position), mixers, example
+    )
+    return replace(mixers.sizes(), max_open=max_open)
+
+
+def refuse_untraceable(
+    name: str, config: PretrainedConfig, model_config: ModelConfig
+) -> StatesEntry | None:
+    """Refuse a decoder whose attention or cache is not that of the canonical graph; return what its mixers keep.
 
     Raises:
         BundleError: ``name`` cannot be exported; says why.
     """
+    states = None
     try:
-        reason = _why_not(config, model_config)
-    except UnsupportedAttentionError as error:
+        states = mixer_sizes(config, model_config, max_open=1)
+        reason = _why_not(config, model_config, states)
+    except (UnsupportedAttentionError, UnsupportedMixerError) as error:
         reason = str(error)
     except _FAILURES as error:
         what = " ".join(str(error).split())
@@ -65,6 +90,7 @@ def refuse_untraceable(name: str, config: PretrainedConfig, model_config: ModelC
             reason = "what the model computes depends on values, which a graph cannot express"
     if reason:
         raise BundleError(f"{name}: {config.model_type}: {reason}")
+    return states
 
 
 def refuse_other_part(name: str, whole: PretrainedConfig, config: PretrainedConfig) -> None:
@@ -109,26 +135,19 @@ class _Calls(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _why_not(config: PretrainedConfig, model_config: ModelConfig) -> str:
+def _why_not(
+    config: PretrainedConfig, model_config: ModelConfig, states: StatesEntry | None
+) -> str:
     model = _without_weights(config)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         return (
             "the model takes no positions (position_ids), so its texts could not go on from a cache"
         )
-    calls = _Calls()
-    windows = Windows(model_config.max_position)
-    with (
-        separate_experts(model),
-        angles_without_complex(model),
-        original_angles(model),
-        taken_over(model, windows) as head,
-        torch.no_grad(),
-        torch.device("meta"),
-    ):
-        decoder = CanonicalDecoder(model, head, windows, max_position=model_config.max_position)
-        example = _on_meta(decoder_signature(model_config).example)
-        with calls:
-            logits, _, _ = decoder(*example)
+    calls, windows = _Calls(), Windows(model_config.max_position)
+    mixers = None if model_config.kinds is None else Mixers(model_config.kinds)
+    example = decoder_signature(model_config, states).example
+    with calls:
+        logits = _answered(model, model_config, windows, mixers, example)
     if calls.placed:
         return (
             f"the model computes by {', '.join(sorted(calls.placed))}, which rounds by an element's place in the call, "
@@ -148,6 +167,30 @@ def _why_not(config: PretrainedConfig, model_config: ModelConfig) -> str:
     if tuple(logits.shape[1:]) != (example[2].shape[1], model_config.vocab_size):
         return f"the model answers {tuple(logits.shape)}, not a logit per token"
     return _why_other_cache(scattered, model_config)
+
+
+def _answered(
+    model: PreTrainedModel,
+    model_config: ModelConfig,
+    windows: Windows,
+    mixers: Mixers | None,
+    example: Any,
+) -> torch.Tensor:
+    """Return the logits of the pass that is traced later."""
+    with (
+        separate_experts(model),
+        replaced(model, mixers),
+        angles_without_complex(model),
+        original_angles(model),
+        taken_over(model, windows) as head,
+        torch.no_grad(),
+        torch.device("meta"),
+    ):
+        decoder = CanonicalDecoder(
+            model, head, windows, max_position=model_config.max_position, mixers=mixers
+        )
+        logits: torch.Tensor = decoder(*_on_meta(example))[0]
+    return logits
 
 
 def _why_other_cache(scattered: list[dict[str, Any]], model_config: ModelConfig) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from outrider.engines.bundle import encoder_decoder, names
+from outrider.engines.bundle.states import StatesEntry, kept_names, place_names
 from outrider.export.model_config import EncoderConfig, ModelConfig
 from torch import Tensor
 
@@ -14,6 +15,9 @@ _BATCH, _TOKENS, _CAPACITY, _WANTED, _LENGTH, _MEMORY = (
     torch.export.Dim(name, min=1, max=1 << 20)
     for name in ("batch", "tokens", "capacity", "wanted", "length", "memory")
 )
+_SETTLED, _OPEN = (torch.export.Dim(name, min=0, max=1 << 20) for name in ("settled", "open"))
+# Rows of a rectangle, batch * tokens, which no name stands for.
+_ANY = torch.export.Dim.AUTO
 # Sizes of the traced example; distinct and above 1, so that no axis is taken for a constant.
 _SIZES = {_BATCH: 2, _TOKENS: 5, _CAPACITY: 11, _WANTED: 3, _LENGTH: 7, _MEMORY: 13}
 
@@ -35,8 +39,8 @@ class Signature:
     outputs: tuple[str, ...]
 
 
-def decoder_signature(model_config: ModelConfig) -> Signature:
-    """Return the tensors of ``model.onnx``, of a decoder-only model or beside an encoder."""
+def decoder_signature(model_config: ModelConfig, states: StatesEntry | None = None) -> Signature:
+    """Return the tensors of ``model.onnx``, of a decoder-only model, with mixers or without, or beside an encoder."""
     layers = range(model_config.num_layers)
     sizes = model_config.num_layers, model_config.num_kv_heads, model_config.head_size, _CAPACITY
     cache_axes = [{0: _BATCH, 2: _CAPACITY}] * model_config.num_layers
@@ -61,7 +65,34 @@ def decoder_signature(model_config: ModelConfig) -> Signature:
         example += memory
         axes += memory_axes
         inputs += cached
+    if states is not None:
+        kept, kept_axes = _kept(states)
+        example += kept
+        axes.append(tuple(kept_axes))
+        inputs += [*kept_names(states), *place_names(states)]
+        outputs += [f"new_{name}" for name in kept_names(states)]
     return Signature(tuple(example), tuple(axes), tuple(inputs), tuple(outputs))
+
+
+def _kept(states: StatesEntry) -> tuple[list[Any], list[Any]]:
+    """Return examples and axes of states, pending rows and windows, and of a call's places."""
+    batch, num_rows = _SIZES[_BATCH], _SIZES[_BATCH] * _SIZES[_TOKENS]
+    scans = states.mixers if states.row else 0
+    shapes = [
+        (scans, (batch, states.heads, states.key_size, states.value_size)),
+        (scans, (batch, states.max_open, states.row)),
+        (states.mixers if states.channels else 0, (batch, states.window, states.channels)),
+    ]
+    example: list[Any] = [[torch.zeros(shape) for _ in range(count)] for count, shape in shapes]
+    axes: list[Any] = [[{0: _BATCH}] * count for count, _ in shapes]
+    if states.channels:
+        example += [_zeros(states.kernel, num_rows), _zeros(batch, states.window)]
+        axes += [{1: _ANY}, {0: _BATCH}]
+    if states.row:
+        example += [_zeros(batch, 6), _zeros(batch, 7), _zeros(num_rows)]
+        example += [_zeros(batch, states.max_open)]
+        axes += [{0: _BATCH, 1: _SETTLED}, {0: _BATCH, 1: _OPEN}, {0: _ANY}, {0: _BATCH}]
+    return example, axes
 
 
 def encode_signature(model_config: ModelConfig, source: EncoderConfig) -> Signature:
@@ -90,6 +121,10 @@ def _memory(
 def _caches(num_layers: int, num_heads: int, head_size: int, capacity: Any) -> list[Tensor]:
     shape = (_SIZES[_BATCH], num_heads, _SIZES[capacity], head_size)
     return [torch.zeros(shape) for _ in range(num_layers)]
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int64)
 
 
 def _ones(*axes: Any) -> Tensor:

@@ -13,7 +13,12 @@ from collections.abc import Mapping, Sequence
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.sampling.base import SamplingRow
 from outrider.runtime.drafters.base import DrafterParts, DraftRow, Guesser
-from outrider.runtime.drafters.model.model import ModelDrafter, begun, with_idle_slots
+from outrider.runtime.drafters.model.model import (
+    ModelDrafter,
+    begun,
+    num_committed,
+    with_idle_slots,
+)
 from outrider.runtime.drafters.model.speculated_guess import cut
 
 
@@ -44,6 +49,7 @@ class CascadeDrafter(ModelDrafter):
                     start=computed[slot],
                     tokens=(*fed, *guesses[slot]),
                     num_logits=len(guesses[slot]) + 1,
+                    num_settled=num_committed(fed, drafted[slot]),
                 )
                 for slot, fed in missing.items()
             }

@@ -189,6 +189,9 @@ class ModelDrafter:
         if not row.is_adaptive:
             end = max(computed[slot], 0) + _missing_within(self._chunk, row, computed[slot])[1]
         num_shared = min(end, num_shared)
+        if num_shared < self._engine.first_start(leader):
+            # The leader's states are of more tokens.
+            return _missing_within(self._chunk, row, computed[slot])[1]
         if num_shared > computed[slot]:
             self._engine.move_slot(leader, slot, num_shared)
             computed[slot] = num_shared
@@ -223,7 +226,9 @@ class ModelDrafter:
         for slot in self._neighbours(lengths):
             start, length = computed[slot], lengths.pop(slot)
             tokens = tuple(live[slot].sampling.history[start : start + length].tolist())
-            spans.append(Span(slot=slot, start=start, tokens=tokens, num_logits=0))
+            spans.append(
+                Span(slot=slot, start=start, tokens=tokens, num_logits=0, num_settled=length)
+            )
         self._engine.extend(spans)
         for span in spans:
             computed[span.slot] += len(span.tokens)
@@ -233,7 +238,7 @@ class ModelDrafter:
     ) -> dict[int, list[int]]:
         drafted, rows, fed = begun(live, gammas, computed)
         while fed:
-            logits = self._engine.extend(_spans(fed, computed))
+            logits = self._engine.extend(_spans(fed, computed, drafted))
             tokens = self._sampler.propose(
                 logits, [rows[slot] for slot in fed], vocab_size=self._target_vocab_size
             )
@@ -266,6 +271,7 @@ class ModelDrafter:
                 start=max(computed[slot], 0),
                 tokens=(*tokens, *[unknown] * num_unknown),
                 num_logits=1 + num_unknown,
+                num_settled=len(tokens),
             )
             computed[slot] += len(tokens)
         logits = self._engine.extend(with_idle_slots(spans, computed)) if spans else None
@@ -304,15 +310,32 @@ def begun(
     return drafted, rows, fed
 
 
-def _spans(fed: Mapping[int, tuple[int, ...]], computed: Sequence[int]) -> list[Span]:
+def _spans(
+    fed: Mapping[int, tuple[int, ...]],
+    computed: Sequence[int],
+    drafted: Mapping[int, Sequence[int]],
+) -> list[Span]:
     """Return spans of tokens to feed, by slot; the last logits of each are wanted."""
     spans = []
     for slot in range(max(fed) + 1):
         tokens = fed.get(slot, ())
         wanted = 1 if tokens else 0
         start = max(computed[slot], 0)
-        spans.append(Span(slot=slot, start=start, tokens=tokens, num_logits=wanted))
+        spans.append(
+            Span(
+                slot=slot,
+                start=start,
+                tokens=tokens,
+                num_logits=wanted,
+                num_settled=num_committed(tokens, drafted.get(slot, ())),
+            )
+        )
     return spans
+
+
+def num_committed(fed: Sequence[int], drafted: Sequence[int]) -> int:
+    """Return how many of the tokens to feed are committed: all of a round's first pass, later none."""
+    return 0 if drafted else len(fed)
 
 
 def with_idle_slots(spans: Mapping[int, Span], computed: Sequence[int]) -> list[Span]:

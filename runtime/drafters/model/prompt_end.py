@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.engines.base import EngineError, FloatArray, Source, Span
+from outrider.engines.base import EngineError, FloatArray, SlotState, Source, Span
 from outrider.engines.spans import WrappedEngine
 
 
@@ -58,6 +58,11 @@ class PromptEndEngine(WrappedEngine):
         self.left_out[destination] = self.left_out[source]
         self._begin(destination, length)
 
+    def first_start(self, slot: int) -> int:
+        """Return the least start but 0 that a slot takes; see ``Engine.first_start``."""
+        floor = self.engine.first_start(slot)
+        return self.left_out[slot] + floor if floor else 0
+
     def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
         """Return what is cached of a slot's tokens.
 
@@ -67,6 +72,16 @@ class PromptEndEngine(WrappedEngine):
         if left_out := self.left_out[slot]:
             raise EngineError(f"slot {slot}: its first {left_out} tokens were left out")
         return self.engine.read_slot(slot, start, end)
+
+    def read_state(self, slot: int) -> SlotState:
+        """Return a copy of a slot's state.
+
+        Raises:
+            EngineError: as the engine, or some tokens were left out.
+        """
+        if left_out := self.left_out[slot]:
+            raise EngineError(f"slot {slot}: its first {left_out} tokens were left out")
+        return self.engine.read_state(slot)
 
     def write_slot(self, slot: int, start: int, values: FloatArray) -> None:
         """Put tokens that were read from a slot into one; see ``Engine.write_slot``."""

@@ -31,7 +31,7 @@ class Guess:
         behind = range(node, self.num_phrase_nodes)
         return [tree.tokens[index] for index in behind if tree.parents[index] == node]
 
-    def span(self, slot: int, start: int, fed: tuple[int, ...]) -> Span:
+    def span(self, slot: int, start: int, fed: tuple[int, ...], num_settled: int) -> Span:
         """Return the tokens to feed: the missing ones as a chain, and this behind the last of them."""
         root, behind = len(fed) - 1, self.tree.parents
         is_chain = behind == list(range(len(behind)))
@@ -41,6 +41,7 @@ class Guess:
             tokens=(*fed, *self.tree.tokens),
             num_logits=len(behind) + 1,
             parents=None if is_chain else (*range(root), *(root + parent for parent in behind)),
+            num_settled=num_settled,
         )
 
 

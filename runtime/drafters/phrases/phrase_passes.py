@@ -18,7 +18,7 @@ from outrider.engines.base import Engine, FloatArray
 from outrider.engines.sampling.base import ExactnessMode, are_plain_greedy
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import DrafterParts, DraftRow
-from outrider.runtime.drafters.model.model import with_idle_slots
+from outrider.runtime.drafters.model.model import num_committed, with_idle_slots
 from outrider.runtime.drafters.model.speculated_guess import Guess, cut
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseState
 from outrider.runtime.drafters.phrases.window import LookaheadWindow
@@ -85,7 +85,9 @@ class PhrasePasses:
                 for slot, turn in going.items()
             }
             spans = {
-                slot: guesses[slot].span(slot, computed[slot], turn.fed)
+                slot: guesses[slot].span(
+                    slot, computed[slot], turn.fed, num_committed(turn.fed, turn.drafted)
+                )
                 for slot, turn in going.items()
             }
             self.num_passes += 1

@@ -12,7 +12,9 @@ Invariants:
 * C1  A slot is copied over only if nothing is wanted of it: every source is fed in place too, so no copy overwrites
   what another one needs.
 * C2  Text that follows the prompt is held only behind the whole of it.
-* C3  Where a source was read, every slot has it: whoever holds no text of the search's can be fed all of it.
+* C3  All that is fed is settled (I5 of ``engines.base``): what a slot has in common with a text counts only where the
+  slot may be cut there.
+* C4  Where a source was read, every slot has it: whoever holds no text of the search's can be fed all of it.
 """
 
 from __future__ import annotations
@@ -84,7 +86,13 @@ class BeamCache:
         """The next ``length`` tokens of the prompt, for the first slot."""
         start = self._held[0].num_tokens
         tokens = self._prompt[start : start + length]
-        return Span(slot=self.slots[0], start=start, tokens=tokens, num_logits=0)
+        return Span(
+            slot=self.slots[0],
+            start=start,
+            tokens=tokens,
+            num_logits=0,
+            num_settled=len(tokens),
+        )
 
     def note_fed(self, member: int, num_tokens: int, tail: Tail) -> None:
         """A member's slot now holds ``num_tokens`` of the prompt and ``tail``."""
@@ -104,7 +112,7 @@ class BeamCache:
         copies: list[tuple[int, int]] = []
         taken: set[int] = set()
         for index, tail in enumerate(tails):
-            shared = [self._num_shared(held, tail) for held in self._held]
+            shared = [self._num_shared(member, tail) for member in range(len(self.slots))]
             best = max(range(len(shared)), key=lambda m: (shared[m], m not in taken, -m))
             if best in taken:
                 copies.append((index, best))
@@ -113,7 +121,7 @@ class BeamCache:
         free = (member for member in range(len(self.slots)) if member not in taken)
         for index, source in copies:
             members[index] = next(free)
-            length = self._num_shared(self._held[source], tails[index])
+            length = self._num_shared(source, tails[index])
             if length:
                 self.engine.move_slot(self.slots[source], self.slots[members[index]], length)
             self.note_fed(members[index], length, self._held[source].tail)
@@ -121,14 +129,15 @@ class BeamCache:
 
     def pending(self, feed: Feed) -> tuple[int, Tail]:
         """Where the feed goes on, and the tokens still to feed."""
-        start = self._num_shared(self._held[feed.member], feed.tail)
+        start = self._num_shared(feed.member, feed.tail)
         num_prompt = len(self._prompt)
         if start >= num_prompt:
             return start, feed.tail[start - num_prompt :]
         return start, self._prompt[start:] + feed.tail
 
-    def _num_shared(self, held: Held, tail: Tail) -> int:
-        """Leading tokens that a slot has in common with the prompt and ``tail``, whose last token is fed always."""
+    def _num_shared(self, member: int, tail: Tail) -> int:
+        """Leading tokens of a slot to keep for the prompt and ``tail``, whose last token is fed always."""
+        held = self._held[member]
         low, high = 0, min(len(held.tail), len(tail))
         # Slices compare at C's speed, and mostly all of it is shared.
         if held.tail[:high] == tail[:high]:
@@ -140,7 +149,8 @@ class BeamCache:
             else:
                 high = middle - 1
         num_shared = min(held.num_tokens, len(self._prompt)) + low
-        return min(num_shared, len(self._prompt) + len(tail) - 1)
+        num_shared = min(num_shared, len(self._prompt) + len(tail) - 1)
+        return num_shared if num_shared >= self.engine.first_start(self.slots[member]) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +196,9 @@ def feed_all(
             # Long arrears go ahead by themselves, all but what the last extend is for.
             fed = tokens if is_last else tokens[:-1][: engine.limits.max_extend]
             slot = feed.cache.slots[feed.member]
-            spans[slot] = Span(slot=slot, start=start, tokens=fed, num_logits=int(is_last))
+            spans[slot] = Span(
+                slot=slot, start=start, tokens=fed, num_logits=int(is_last), num_settled=len(fed)
+            )
             held[slot] = start + len(fed)
         first = min(spans)
         block = [

@@ -36,7 +36,9 @@ def read_windows(tokenizer: Path, num_positions: int) -> tuple[IntArray, str]:
 def log_probs(engine: Engine, window: IntArray) -> FloatArray:
     """Return log-probabilities [511, V] float32 of each next token."""
     tokens = tuple(window[:-1].tolist())
-    logits = engine.extend([Span(slot=0, start=0, tokens=tokens, num_logits=len(tokens))])[0]
+    count = len(tokens)
+    span = Span(slot=0, start=0, tokens=tokens, num_logits=count, num_settled=count)
+    logits = engine.extend([span])[0]
     logits = logits - logits.max(axis=1, keepdims=True)
     logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
     return logits

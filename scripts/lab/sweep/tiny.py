@@ -75,6 +75,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "bamba": {"attn_layer_indices": [1], "num_hidden_layers": 2},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
+    "nemotron_h": {"n_groups": 2},
     # As in every published checkpoint; the class's own are all attention.
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}},

@@ -178,7 +178,7 @@ def test_a_file_that_is_no_model_is_refused(tmp_path: Path, content: bytes) -> N
         ("target", [], "'target': Expected `object`, got `array`"),
         ("schema_version", 4, "export the bundle again"),
         ("schema_version", 2, "'schema_version': expected 1 of a bundle without text2text"),
-        ("requires", ["states", "head"], "requires head, states, which this server does not have"),
+        ("requires", ["states", "moods"], "requires moods, which this server does not have"),
         ("versions", {"onnx": 1}, r"'versions\[\.\.\.\]': Expected `str`, got `int`"),
     ],
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import FileEntry
+from outrider.engines.bundle.states import StatesEntry
 from outrider.engines.memory.room import fit_memory
 
 GIB = 1 << 30
@@ -56,3 +57,17 @@ def test_few_slots_share_what_memory_holds(
     found, why = fit_memory(bundle, memory_bytes=memory, **{"max_running": 64} | asked)
     assert (found.manifest.max_batch, found.manifest.max_context) == (slots, context)
     assert words in why
+
+
+def test_states_are_taken_off_before_tokens_are_counted(bundle: Bundle) -> None:
+    """A GiB a slot, of the four that each of eight may take."""
+    states = StatesEntry(
+        mixers=1, kernel=1, channels=0, row=0, heads=1024, key_size=512, value_size=512, max_open=4
+    )
+    manifest = replace(bundle.manifest, target=replace(bundle.manifest.target, states=states))
+    hybrid = replace(bundle, manifest=manifest)
+    found, why = fit_memory(hybrid, memory_bytes=(4 + 64) * GIB, max_running=64)
+    assert (found.manifest.max_batch, found.manifest.max_context) == (8, 3072)
+    assert "32.0 GiB of memory where all are full, 8.0 GiB of it for states" in why
+    found, _ = fit_memory(hybrid, memory_bytes=(4 + 64) * GIB, max_running=64, max_context=1024)
+    assert found.manifest.max_batch == 16

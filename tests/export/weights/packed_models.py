@@ -144,10 +144,14 @@ def pack_folder(
 ) -> dict[str, Quantised]:
     """Pack random weights instead of those in a checkpoint whose names have a part; return them by module.
 
-    Linear modules store [N, K], turned, those of GPT-2 [K, N].
+    Linear modules store [N, K], turned, those of GPT-2 [K, N]. Weights too narrow for a word, as gates, stay.
     """
     tensors, drawn = load_file(folder / "model.safetensors"), {}
-    products = [name for name in tensors if part_of_names in name and tensors[name].ndim == 2]
+    products = [
+        name
+        for name, one in tensors.items()
+        if part_of_names in name and one.ndim == 2 and min(one.shape) >= 32 // packing.bits
+    ]
     for seed, name in enumerate(products):
         shape = tuple(tensors.pop(name).shape)
         rows, columns = shape[::-1] if is_turned else shape

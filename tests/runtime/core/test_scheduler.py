@@ -26,6 +26,7 @@ class Row:
     gamma: int = 3
     order: int = 0
     num_unread: int = 0
+    chunk_end: int = 0
     num_pending: int = 0
     leader: Row | None = None
     is_scored: bool = False

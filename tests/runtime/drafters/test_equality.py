@@ -15,7 +15,7 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.registry import REGISTRY
 from outrider.runtime.drafters.text.suffix_array import write_datastore
 
-from tests.runtime.markov import PAIRS, Harness, limits
+from tests.runtime.markov import MAX_GAMMA, PAIRS, Harness, limits
 
 PROMPTS = ((1, 2, 3), (3,), (0, 1, 2, 3, 0, 1, 2, 3, 1), (2, 2), (1, 0, 3, 2, 1, 0, 3))
 COMPOSED = (
@@ -105,9 +105,13 @@ def check_equality(
     # A reference that the answers quote in part.
     reference = (*expected[4][:7], 2, 2, 1, *expected[2][2:9], 0, 3)
     vocab_size, target_logits, draft_logits = PAIRS[name]
-    # One pair on an engine that verifies trees, the other on one of chains.
-    bounds = replace(limits(vocab_size), max_tree_nodes=16 if name == "F4" else 0)
-    of_draft = replace(bounds, max_tree_nodes=16 if "tree" in drafter else 0)
+    # One pair on an engine that verifies trees, the other on one of chains, whose slots keep states.
+    bounds = replace(limits(vocab_size), max_open=MAX_GAMMA)
+    if name == "F4":
+        bounds = replace(bounds, max_tree_nodes=16, max_open=None)
+    of_draft = replace(bounds, max_tree_nodes=0, max_open=MAX_GAMMA)
+    if "tree" in drafter:
+        of_draft = replace(bounds, max_tree_nodes=16, max_open=None)
     harness = Harness(
         name,
         target=ScriptedEngine(target_logits, bounds),

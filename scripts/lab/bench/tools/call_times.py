@@ -113,7 +113,10 @@ def _call(engine: Engine, num_rows: int, num_tokens: int, num_context: int) -> C
     tokens = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_tokens))
     context = tuple(int(token) for token in rng.integers(5, engine.limits.vocab_size, num_context))
     engine.extend(
-        [Span(slot=slot, start=0, tokens=context, num_logits=0) for slot in range(num_rows)]
+        [
+            Span(slot=slot, start=0, tokens=context, num_logits=0, num_settled=len(context))
+            for slot in range(num_rows)
+        ]
     )
     spans = [
         Span(slot=slot, start=num_context, tokens=tokens, num_logits=num_tokens)

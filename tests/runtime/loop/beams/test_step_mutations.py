@@ -65,8 +65,8 @@ MUTANTS = {
     ),
     "a row that is wanted again is not fed": (
         beam_cache,
-        "return min(num_shared, len(self._prompt) + len(tail) - 1)",
-        "return num_shared",
+        "num_shared = min(num_shared, len(self._prompt) + len(tail) - 1)",
+        "num_shared += 0",
         "kept",
     ),
     "arrears with the rest": (
