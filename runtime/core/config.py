@@ -125,7 +125,7 @@ class ServerConfig:
     default_drafter: str = setting(
         "model",
         Panel.DRAFTING,
-        "Name (see outrider info), or auto. Default: as tuned, or model.",
+        "Name (see outrider info), or auto. Default: as tuned; else auto with gamma auto, and model without.",
         option="drafter",
         offered=None,
     )

@@ -107,6 +107,9 @@ class SpeculationPolicy:
         speculation = self.resolve(wanted)
         if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:
             return speculation
+        if wanted.drafter is None and wanted.gamma is not None:
+            # Its answer is to be the same another time, whatever was fast before.
+            return speculation
         self.has_chosen = True
         name = self._choice.choose(_kind(spec, speculation))
         return replace(speculation, drafter=name, chosen=name)

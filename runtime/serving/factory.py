@@ -330,6 +330,8 @@ def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
         raise BundleError(f"{MANIFEST_FILE}: serving: {error}") from error
     if line is not None:
         log.info("serving with %s", line)
+    elif options.leaves_drafter and config.default_gamma is None:
+        config = replace(config, default_drafter=AUTO)
     choice = choose_device(options.device, bundle)
     log.info("serving on %s: %s", choice.device, choice.reason)
     return replace(options, device=str(choice.device), config=config)
