@@ -14,6 +14,9 @@ place in its tensor (``export.graph.to_onnx``).
 Of a model with an encoder, ``encode.onnx`` reads sources first (``engines.onnx.sources``), and the graphs below attend
 to what it wrote.
 
+Of a model with recurrent layers a slot keeps more than keys and values (``engines.onnx.states``), and ``model.onnx``
+runs alone: rows are padded, and there are no trees.
+
 Graphs: ``model.onnx`` is causal. ``grouped.onnx`` packs rows and reads shared cache heads once; it runs instead where
 the bundle has it. ``tree.onnx`` is masked: beside packed rows it runs the trees alone, else every batch with a tree in
 it. All three give a row the same bits.

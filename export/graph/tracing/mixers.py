@@ -366,10 +366,8 @@ def replaced(model: nn.Module, mixers: Mixers | None) -> Iterator[None]:
 
 def measure_tokens(graph: ir.Graph) -> None:
     """Read the size of a batch from the tokens' own inputs, where the exporter read it from those of mixers."""
-    start = next((value for value in graph.inputs if value.name == names.START), None)
-    if start is None or start.shape is None:
-        # An encoder's, which has no mixers.
-        return
+    (start,) = (value for value in graph.inputs if value.name == names.START)
+    assert start.shape is not None
     for node in graph:
         measured = node.inputs[0] if node.op_type == "Shape" else None
         if measured is None or measured.name not in (*WINDOW_PLACES, *SCAN_PLACES):
