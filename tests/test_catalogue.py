@@ -107,7 +107,7 @@ CATALOGUE: dict[str, dict[str, tuple[str, ...]]] = {
             "test_acceptance_of_a_peaked_draft",
             "test_a_round_over_a_sampled_tree_has_the_targets_law",
         ),
-        OFFERS: ("test_acceptance_of_the_four_token_pair", "test_the_four_token_pair_gives_the_target"),
+        OFFERS: ("test_no_candidates_of_a_node_are_kept_more_often", "test_the_four_token_pair_gives_the_target"),
         BIASES: ("test_no_scheme_for_independent_candidates_keeps_more_than_the_bound",),
     },
     "T20 repeated candidates": {
