@@ -245,12 +245,8 @@ class ModelDrafter:
             following: dict[int, tuple[int, ...]] = {}
             for slot, token in zip(fed, tokens, strict=True):
                 computed[slot] += len(fed[slot])
-                drafted[slot].append(token)
-                is_end = token in live[slot].sampling.params.end_token_ids
-                if len(drafted[slot]) < gammas[slot] and not is_end:
+                if _goes_on(live[slot], drafted[slot], token, gammas[slot]):
                     following[slot] = (token,)
-                    if (constraint := live[slot].constraint) is not None:
-                        constraint.follow(drafted[slot])
             fed = following
         return drafted
 
@@ -284,16 +280,22 @@ class ModelDrafter:
                 [rows[slot] for slot in drafting],
                 vocab_size=self._target_vocab_size,
             )
-            following = []
-            for slot, token in zip(drafting, proposed, strict=True):
-                drafted[slot].append(token)
-                is_end = token in live[slot].sampling.params.end_token_ids
-                if len(drafted[slot]) < spans[slot].num_logits and not is_end:
-                    following.append(slot)
-                    if (constraint := live[slot].constraint) is not None:
-                        constraint.follow(drafted[slot])
-            drafting = following
+            drafting = [
+                slot
+                for slot, token in zip(drafting, proposed, strict=True)
+                if _goes_on(live[slot], drafted[slot], token, spans[slot].num_logits)
+            ]
         return drafted
+
+
+def _goes_on(row: DraftRow, drafted: list[int], token: int, most: int) -> bool:
+    """Add a token to a draft of ``most`` tokens, and return whether another follows, whose mask is there then."""
+    drafted.append(token)
+    if len(drafted) >= most or token in row.sampling.params.end_token_ids:
+        return False
+    if row.constraint is not None:
+        row.constraint.follow(drafted)
+    return True
 
 
 def begun(

@@ -66,8 +66,8 @@ MUTATIONS = {
     ),
     "a drafter's masks stand still": (
         model,
-        "constraint.follow(drafted[slot])\n            fed = following",
-        "pass\n            fed = following",
+        "row.constraint.follow(drafted)",
+        "pass",
         "whole_drafts",
     ),
     "columns of a tree are mixed up": (

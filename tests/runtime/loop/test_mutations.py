@@ -147,8 +147,8 @@ MUTANTS = {
     ),
     "drafting goes on after an end token": (
         model,
-        "if len(drafted[slot]) < gammas[slot] and not is_end",
-        "if len(drafted[slot]) < gammas[slot]",
+        "if len(drafted) >= most or token in row.sampling.params.end_token_ids:",
+        "if len(drafted) >= most:",
         "drafting_stops_after_an_end_token",
     ),
     "a failed verification ends rows that prefill": (

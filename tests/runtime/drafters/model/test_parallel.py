@@ -180,8 +180,8 @@ MUTANTS = {
         test_nothing_is_drafted_behind_an_end_token_nor_beyond_what_a_call_takes,
     ),
     "drafting on behind an end": (
-        "len(drafted[slot]) < spans[slot].num_logits and not is_end",
-        "len(drafted[slot]) < spans[slot].num_logits",
+        "if len(drafted) >= most or token in row.sampling.params.end_token_ids:",
+        "if len(drafted) >= most:",
         test_nothing_is_drafted_behind_an_end_token_nor_beyond_what_a_call_takes,
     ),
 }
