@@ -79,6 +79,7 @@ class Measurement:
         is_probe: whether the step under way is a plain one of a probe.
         tried_row: the slot that it drafts for alone, to try it; None where it tries none.
         num_left: steps of the probe or try behind it.
+        num_idle: steps in which the tried row may still be drafted nothing for.
         until_probe: steps with drafts before the next probe.
         num_plain: plain steps in a row.
         num_tries: by group.
@@ -88,6 +89,7 @@ class Measurement:
     is_probe: bool = False
     tried_row: int | None = None
     num_left: int = 0
+    num_idle: int = 0
     until_probe: int = guard.FIRST_PROBE
     num_plain: int = 0
     num_tries: dict[Group, int] = field(default_factory=dict)
@@ -335,7 +337,8 @@ class Controller:
     def _begin_measuring(self, caps: Gammas) -> None:
         """Go on with the probe or the try under way, or begin one where it is due."""
         measurement, decision = self._measurement, self._decision
-        if measurement.num_left:
+        is_over = measurement.tried_row is not None and decision.longest > 0
+        if measurement.num_left and not is_over:
             measurement.num_left -= 1
             return
         # The results of a try are decided on in the next step.
@@ -374,6 +377,7 @@ class Controller:
             if len(num_tries) > MOST_GROUPS:
                 del num_tries[next(iter(num_tries))]
             measurement.tried_row, measurement.num_left = slot, guard.TRY_STEPS - 1
+            measurement.num_idle = guard.IDLE_STEPS
 
     def _observe(
         self,
@@ -385,6 +389,7 @@ class Controller:
         step, decision, measurement = self._step, self._decision, self._measurement
         num_rows, num_emitted, host_s = len(judged), len(judged), 0.0
         depths, calls = [], [0] * self._max_gamma
+        step_depths: dict[int | None, int] = {}
         for slot, verdict in judged:
             row, draft = self._rows[slot], drafts[slot]
             host = self._times.host(row)
@@ -394,6 +399,7 @@ class Controller:
             for position in range(called):
                 calls[position] += 1
             depths.append(depth)
+            step_depths[slot] = depth
             num_emitted += verdict.num_accepted
             host_s += host.row_s + depth * host.token_s
             # A draft model that only caught up says nothing of what it would propose.
@@ -404,8 +410,11 @@ class Controller:
         del self._rounds[:-MOST_ROUNDS]
         widest = max(depths)
         measurement.num_plain = 0 if widest else measurement.num_plain + 1
-        if measurement.tried_row is not None and not widest:
-            measurement.num_left += 1  # nothing was drafted: nothing was tried, and nothing lost
+        is_idle = measurement.num_idle > 0 and not step_depths.get(measurement.tried_row)
+        if measurement.tried_row is not None and is_idle:
+            # Nothing was drafted for it, so nothing was tried.
+            measurement.num_left += 1
+            measurement.num_idle -= 1
         decision.owed_s = max(0.0, decision.owed_s - COST_SHARE * seconds)
         prices, ratios = self._times.of_rows(live, num_rows), self._times.ratios
         is_settled = widest or measurement.num_plain > guard.SETTLING_STEPS
@@ -425,7 +434,10 @@ class Controller:
             self._budgets.drafted(budget, seconds, lost_s, caught_s, plain_s)
             decision.is_due |= decision.longest > 0 and not budget.is_open
         else:
-            self._budgets.plain(budget, seconds, plain_s, goes_on=decision.longest > 0)
+            # Fed to a draft model that has drafted nothing yet.
+            caught_s = min(self._step.catch_up_s, max(0.0, seconds - plain_s))
+            goes_on = decision.longest > 0 or self._measurement.tried_row is not None
+            self._budgets.plain(budget, seconds, plain_s, caught_s, goes_on=goes_on)
         self._stats.step(served, is_on=is_on, is_probe=self._measurement.is_probe)
 
     def _give_up(self, error: Exception) -> None:

@@ -19,6 +19,7 @@ LOST_SHARE = 0.005  # of the time served, that drafts may lose: the bound that t
 FIRST_STEPS = 16.0  # plain steps: the budget of a load that is new
 MOST_STEPS = 64.0  # plain steps: the budget at most, however much drafts gain
 TRY_STEPS = 8  # of one try: 8 judged drafts move a request's estimate half of the way
+IDLE_STEPS = 24  # of a try, in which nothing was drafted: they are not counted
 FIRST_PROBE = 64  # steps with drafts before the first probe: the table does for plain until then
 PROBE_EVERY, PROBE_STEPS = 512, 6  # steps with drafts between two probes, and plain steps of one
 SETTLING_STEPS = 4  # of a probe, not timed: right behind drafts they take up to a third longer
@@ -87,8 +88,20 @@ class Budgets:
         first_s = FIRST_STEPS * plain_s
         return self._by_load.setdefault(load_of(num_rows), Budget(first_s, saved_s=first_s))
 
-    def plain(self, budget: Budget, seconds: float, plain_s: float, *, goes_on: bool) -> None:
-        """Add the share that a plain step earns; catching up is charged in full unless drafts go on after it."""
+    def plain(
+        self,
+        budget: Budget,
+        seconds: float,
+        plain_s: float,
+        caught_s: float = 0.0,
+        *,
+        goes_on: bool,
+    ) -> None:
+        """Add the share that a step without drafts earns.
+
+        Catching up, in this step for ``caught_s`` and before, is charged in full unless drafts go on after it.
+        """
+        self._invested_s += caught_s
         earned_s = LOST_SHARE * seconds
         budget.left_s = min(budget.left_s + earned_s, MOST_STEPS * plain_s)
         budget.saved_s += earned_s

@@ -112,7 +112,12 @@ class SpeculationPolicy:
             return speculation
         self.has_chosen = True
         name = self._choice.choose(_kind(spec, speculation))
-        return replace(speculation, drafter=name, chosen=name)
+        return replace(
+            speculation,
+            drafter=name,
+            chosen=name,
+            verifies_block=self._verifies_block(wanted, name),
+        )
 
     def resolve(self, wanted: SpeculationParams) -> Speculation:
         """Return how a request is drafted for; callable from any thread."""

@@ -131,7 +131,7 @@ def step_parts(
         gamma_controller = Controller(
             costs,
             max_gamma=limits.max_gamma,
-            max_shared_missing=MAX_SHARED_MISSING,
+            max_shared_missing=_max_shared_missing(engines.draft, limits.max_gamma),
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines.opened),
             leaves_out=isinstance(engines.draft, PromptEndEngine),
@@ -151,6 +151,12 @@ def step_parts(
         meanwhile=meanwhile,
         gamma_controller=gamma_controller,
     )
+
+
+def _max_shared_missing(draft: Engine | None, max_gamma: int) -> int:
+    """Return how many tokens a row may miss and be fed with others: of a parallel draft's round nothing stays."""
+    is_parallel = draft is not None and draft.limits.parallel_token is not None
+    return max_gamma + 1 if is_parallel else MAX_SHARED_MISSING
 
 
 def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+import psutil
 import pytest
 from outrider import SyncClient
 
@@ -46,9 +47,11 @@ def image() -> Iterator[Image]:
     given = os.environ.get("OUTRIDER_CHROOT")
     folder = Path(given or tempfile.mkdtemp(prefix="outrider-image-"))
     make_base(folder, "bookworm", os.environ.get("OUTRIDER_MIRROR", "http://deb.debian.org/debian"))
-    yield Builder(folder).build(DOCKERFILE.read_text("utf-8"))
-    if given is None:
-        shutil.rmtree(folder)
+    try:
+        yield Builder(folder).build(DOCKERFILE.read_text("utf-8"))
+    finally:
+        if given is None:
+            shutil.rmtree(folder)
 
 
 @pytest.mark.long
@@ -76,18 +79,16 @@ def test_the_image_serves_grpc_http_and_the_page(image: Image, tiny_bundle: Path
         assert text == output.text and b"<html" in page
         health = subprocess.run(image.argv(["outrider", "health"]), check=False)
         assert health.returncode == 0
-        (owner,) = {os.stat(f"/proc/{pid}").st_uid for pid in _servers()}
+        (owner,) = {os.stat(f"/proc/{pid}").st_uid for pid in _servers(server.pid)}
         assert owner == 10001
     finally:
-        for pid in _servers():
+        for pid in _servers(server.pid):
             os.kill(pid, 15)
         code = server.wait(timeout=60)
     assert code == 0
 
 
-def _servers() -> list[int]:
+def _servers(first: int) -> list[int]:
     """Processes of the image's server."""
-    found = subprocess.run(
-        ["pgrep", "-f", "/opt/outrider/bin/outrider serve"], capture_output=True, text=True
-    )
-    return [int(one) for one in found.stdout.split()]
+    below = psutil.Process(first).children(recursive=True)
+    return [one.pid for one in below if any("bin/outrider" in part for part in one.cmdline())]

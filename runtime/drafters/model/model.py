@@ -70,6 +70,9 @@ class ModelDrafter:
         self._sampler = parts.sampler
         self._target_vocab_size = parts.vocab_size
         self._chunk = min(parts.chunk, self._limits.max_extend)
+        if self._limits.parallel_token is not None:
+            # Nothing of a round stays, so that its kept tokens are all missing.
+            self.max_shared_missing = parts.max_gamma + 1
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:

@@ -141,6 +141,7 @@ class AnswerFormat:
         calls: None where no format is known.
         reasoning: the tokens around it; None for none.
         ids: of the tokens that stand in these formats and in no plain text, by their texts.
+        special_ids: of the tokens that no text spells: ends, and marks of chats.
         has_special: whether some are left out of texts that leave special tokens out.
         reads_tools: whether a template says anything about tools.
     """
@@ -148,6 +149,7 @@ class AnswerFormat:
     calls: CallFormat | None = None
     reasoning: tuple[str, str] | None = None
     ids: Mapping[str, int] = field(default_factory=dict, hash=False)
+    special_ids: tuple[int, ...] = field(default=(), hash=False)
     has_special: bool = False
     reads_tools: bool = False
 
@@ -184,6 +186,7 @@ def recognise(templates: Iterable[str], codec: TokenizersCodec) -> AnswerFormat:
         calls=calls,
         reasoning=reasoning,
         ids=ids | {one: added[one] for one in reasoning or ()},
+        special_ids=tuple(sorted(i for one, i in added.items() if codec.is_special(one))),
         has_special=any(codec.is_special(one) for one in ids),
         reads_tools="tools" in text,
     )

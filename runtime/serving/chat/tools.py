@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -89,6 +89,9 @@ def check_reasoning(chat: wire.Chat, known: AnswerFormat, max_tokens: int) -> No
         rule = "needs a chat template whose marks of reasoning are known; leave it out"
         raise UnsupportedOption(REASONING_FIELD, rule)
     check_range(REASONING_FIELD, chat.max_reasoning_tokens, 0, max_tokens)
+    if chat.continue_final_message:
+        rule = "must be left out with continue_final_message, which may go on within reasoning"
+        raise RequestError(REASONING_FIELD, rule)
 
 
 def has_several_calls(chat: wire.Chat) -> bool:
@@ -177,7 +180,9 @@ def tools_grammar(
         answer = f"(%json {content} | {written.called(calls)})"
     else:
         answer = f"({written.free(calls)})"
-    return written.whole(f"{written.thought(max_reasoning, is_thinking=is_thinking)}{answer}")
+    banned = {*known.special_ids, *known.ids.values()}
+    thought = written.thought(max_reasoning, is_thinking=is_thinking, banned=banned)
+    return written.whole(f"{thought}{answer}")
 
 
 def reasoning_grammar(known: AnswerFormat, max_reasoning: int, *, is_thinking: bool) -> str:
@@ -201,8 +206,12 @@ def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:
         found = json.loads(closed(schema))
     except (ValueError, RecursionError) as error:
         raise RequestError("json_schema", "must be JSON") from error
-    guidance = SPACES if allows_whitespace else {"whitespace_flexible": False}
-    return json.dumps({"x-guidance": guidance, **found} if isinstance(found, dict) else found)
+    if isinstance(found, dict):
+        own = found.get("x-guidance")
+        own = own if isinstance(own, dict) else {}
+        spaces = {**SPACES, **own} if allows_whitespace else {**own, "whitespace_flexible": False}
+        found["x-guidance"] = spaces
+    return json.dumps(found)
 
 
 class _Writer:
@@ -253,19 +262,21 @@ class _Writer:
         """Return a grammar with the rules that it needs."""
         return "\n".join(f"{name}: {body}" for name, body in {"start": start, **self.rules}.items())
 
-    def thought(self, most: int | None, *, is_thinking: bool) -> str:
+    def thought(self, most: int | None, *, is_thinking: bool, banned: Collection[int] = ()) -> str:
         """Return the reasoning in front of an answer: what is left of it, or one that need not be there.
 
         Args:
             most: tokens of it; None for any.
             is_thinking: whether the answer begins within it.
+            banned: tokens that are none of it where it is bounded.
         """
         if self._known.reasoning is None:
             return ""
         opened, closed = map(self.text, self._known.reasoning)
         text = "TEXT?"
         if most is not None:
-            text = f"<[^{self._known.ids[self._known.reasoning[1]]}]>{{0,{most}}}" if most else ""
+            ends = sorted({*banned, self._known.ids[self._known.reasoning[1]]})
+            text = f"<[^{','.join(map(str, ends))}]>{{0,{most}}}" if most else ""
         rest = f'{text} {closed} "\\n\\n"? '
         return rest if is_thinking else f"({opened} {rest})? "
 
@@ -297,20 +308,20 @@ class _Writer:
         name, tool = f"arguments_{index}", self._tools[index]
         if name not in self.rules:
             guidance = _SPELLING if tool.is_strict else {**_SPELLING, "lenient": True}
-            schema = tool.schema if tool.is_strict else _without_odd_patterns(tool.schema)
+            schema = tool.schema if tool.is_strict else without_odd_patterns(tool.schema)
             text = closed(json.dumps({**schema, "x-guidance": guidance}))
             self.rules[name] = f"%json {text}"
         return name
 
 
-def _without_odd_patterns(schema: Any) -> Any:
+def without_odd_patterns(schema: Any) -> Any:
     """Return a schema without regular expressions that look around or back: no grammar has those."""
     if isinstance(schema, list):
-        return [_without_odd_patterns(one) for one in schema]
+        return [without_odd_patterns(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        name: _without_odd_patterns(value)
+        name: without_odd_patterns(value)
         for name, value in schema.items()
         if name != "pattern" or not isinstance(value, str) or not _ODD.search(value)
     }

@@ -52,10 +52,10 @@ def count(name: str, value: Any) -> int:
 
 
 def size(name: str, value: Any) -> int:
-    """Take a whole number of 32 bits without a sign."""
-    if not 0 <= count(name, value) < 1 << 32:
-        raise RequestError(name, f"must be in [0, {(1 << 32) - 1}]")
-    return int(value)
+    """Take a whole number from 0 on; what is beyond 32 bits is the greatest of these, and beyond any bound."""
+    if count(name, value) < 0:
+        raise RequestError(name, "must be at least 0")
+    return min(int(value), (1 << 32) - 1)
 
 
 def number(name: str, value: Any) -> float:

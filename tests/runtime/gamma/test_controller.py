@@ -9,10 +9,13 @@ from itertools import pairwise
 import pytest
 from outrider.engines.base import FloatArray, Span
 from outrider.engines.reference.scripted import ScriptedEngine
+from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.events import Progressed
 from outrider.runtime.gamma import guard
+from outrider.runtime.gamma.acceptance import CALLED, PROPOSED
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 
+from tests.runtime.drafters.model.test_parallel import Parallel
 from tests.runtime.markov import Clock, Harness, counting_logits, limits
 
 MAX_GAMMA = 8
@@ -211,3 +214,26 @@ def test_nothing_is_claimed_before_the_first_step() -> None:
     report = served(0.1).worker.snapshot().control
     assert report.speed_up is None
     assert report.regret is None
+
+
+def test_a_row_that_is_drafted_nothing_for_keeps_no_other_from_being_tried() -> None:
+    """Its try ends, and the draft model of the other row, which the table calls too dear, is found to pay."""
+    never = DraftingConfig(lookup_min_ngram=90, lookup_max_ngram=90, datastore_max_match=90)
+    one = served(0.01, costs=table(c=1.5), drafting=never)
+    one.submit("lookup", max_tokens=90, drafter="lookup")
+    one.submit("model", max_tokens=90, drafter="model")
+    one.run()
+    assert one.finished("lookup").report.num_drafted == 0
+    assert one.finished("model").report.num_accepted > 10
+
+
+def test_what_was_drafted_in_one_call_counts_as_one() -> None:
+    one = Harness("F3", draft=Parallel(), costs=table(c=0.1), clock=(clock := Clock()))
+    one.target = one.worker._parts.target
+    one.submit("a", max_tokens=60, drafter="model")
+    while one.worker.run_step():
+        clock.now += 1.0
+    (evidence,) = one.worker._parts.gamma_controller._acceptance._groups.values()
+    assert evidence[CALLED, 0] > 3.0
+    assert not evidence[CALLED, 1:].any()
+    assert evidence[PROPOSED, 1] > 3.0

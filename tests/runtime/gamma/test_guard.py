@@ -10,6 +10,7 @@ from outrider.runtime.gamma.guard import (
     LOST_SHARE,
     MOST_LOST,
     MOST_STEPS,
+    PAYBACK_STEPS,
     Budgets,
     Ratios,
 )
@@ -151,3 +152,19 @@ MUTANTS = {
 def test_a_mistake_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, test = MUTANTS[name]
     assert_caught(monkeypatch, guard, old, new, test)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_catching_up_is_paid_from_what_was_saved_too(is_on: bool) -> None:
+    budgets = Budgets()
+    budget = budgets.of(1, PLAIN_S)
+    first, caught = FIRST_STEPS * PLAIN_S, 6.0 * PLAIN_S
+    if is_on:
+        budgets.drafted(budget, 0.0, 0.0, caught, PLAIN_S)
+        due = caught / PAYBACK_STEPS
+    else:
+        budgets.plain(budget, 0.0, PLAIN_S, caught, goes_on=True)
+        assert budget.saved_s == budget.left_s == first
+        budgets.plain(budget, 0.0, PLAIN_S, goes_on=False)
+        due = caught
+    assert budget.saved_s == budget.left_s == pytest.approx(first - due)

@@ -13,7 +13,7 @@ from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.loop.drafter_policy import SpeculationPolicy
 from outrider.v1 import inference_pb2 as wire
 
-from tests.runtime.markov import PAIRS, Harness, limits
+from tests.runtime.markov import PAIRS, Harness, limits, spec
 
 SEED_STABLE, LENIENT = wire.EXACTNESS_MODE_SEED_STABLE, wire.EXACTNESS_MODE_LENIENT
 OFF = ServerConfig(lb_delay_s=0.0, drain_timeout_s=0.0, block_verification=False)
@@ -136,3 +136,14 @@ def test_steps_on_a_device_judge_tokens_unless_blocks_are_asked_for(harness: Har
     silent = SpeculationParams(drafter="model", gamma=3)
     assert not policy.resolve(silent).verifies_block
     assert policy.resolve(replace(silent, verifies_block=True)).verifies_block
+
+
+@pytest.mark.parametrize("arms", [("model", "tree"), ("tree", "model")])
+def test_a_drafter_that_is_chosen_has_its_own_rule(harness: Harness, arms: tuple[str, ...]) -> None:
+    config = ServerConfig(default_drafter="auto", auto_drafters=arms)
+    policy = SpeculationPolicy(harness.worker._parts.drafters, config, 4)
+    found = {}
+    for number in range(2):
+        chosen = policy.resolve_request(spec(f"{number}", temperature=1.0))
+        found[chosen.drafter] = chosen.verifies_block
+    assert found == {"model": True, "tree": False}

@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
 from outrider.runtime.serving.chat.formats import AnswerFormat
+from outrider.runtime.serving.chat.tools import without_odd_patterns
 from outrider.runtime.serving.http.openai.messages import CHAT_FIELDS, chat_of
 from outrider.runtime.serving.http.openai.prompts import prompts_of
 from outrider.runtime.serving.loaded_model import LoadedModel
@@ -232,5 +233,7 @@ def _schema(values: Mapping[str, Any]) -> str | None:
         raise RequestError("response_format.json_schema.schema", "must be an object")
     if found.get("strict") is False:
         # What no grammar can keep is left out, as OpenAI does.
-        schema = {"x-guidance": {"lenient": True}, **schema}
+        own = schema.get("x-guidance")
+        guidance = {"lenient": True, **(own if isinstance(own, dict) else {})}
+        schema = {**without_odd_patterns(schema), "x-guidance": guidance}
     return json_types.json_text("response_format.json_schema.schema", schema)

@@ -78,6 +78,15 @@ def test_a_round_is_one_call_and_nothing_of_the_unknown_tokens_is_kept() -> None
     assert engine.fed[1:] == [[(3, 9, UNKNOWN)]]
 
 
+def test_rows_whose_whole_drafts_were_kept_take_one_call_too() -> None:
+    engine = Parallel()
+    propose(engine, *(row(slot, [1], gamma=3) for slot in range(2)))
+    kept = [row(slot, [1, 2, 3, 4, 5], gamma=2, num_computed=1) for slot in range(2)]
+    drafts = propose(engine, *kept)
+    assert [one.tokens for one in drafts] == [(6, 7)] * 2
+    assert engine.fed[1:] == [[(2, 3, 4, 5, UNKNOWN)] * 2]
+
+
 def test_nothing_is_drafted_behind_an_end_token_nor_beyond_what_a_call_takes() -> None:
     engine = Parallel(max_extend=5)
     (ended,) = propose(engine, row(0, [1], gamma=6, end_tokens=(3,)))

@@ -286,6 +286,11 @@ def test_schemas_are_closed_where_they_name_properties_and_a_text_of_json_has_bo
     assert not takes(None, '{  "b": 1}', schema=form)
     assert not takes(None, '{ "b": 1}', schema=form, allows_whitespace=False)
     assert not takes(None, "text", schema=form)
+    # What a caller says of the schema's keywords says nothing of white space.
+    lenient = json_text("", {**number, "not": {}, "x-guidance": {"lenient": True}})
+    assert takes(None, '{ "b": 1}', schema=lenient)
+    assert not takes(None, '{  "b": 1}', schema=lenient)
+    assert not takes(None, '{ "b": 1}', schema=lenient, allows_whitespace=False)
 
 
 @pytest.mark.parametrize("most", [0, 1, 4])
@@ -293,7 +298,7 @@ def test_reasoning_ends_behind_so_many_tokens_and_nothing_else_is_changed(most: 
     tokenizer = byte_tokenizer(["<s>"], [*THINK, HERMES.trigger])
     end = tokenizer.token_to_id("<s>")
     ids = {one: tokenizer.token_to_id(one) for one in [*THINK, HERMES.trigger]}
-    known = AnswerFormat(calls=HERMES, reasoning=THINK, ids=ids)
+    known = AnswerFormat(calls=HERMES, reasoning=THINK, ids=ids, special_ids=(end,))
     source = tokenizer.to_str().encode()
     constraints = GrammarConstraints(source, tokenizer.get_vocab_size(), (end,))
     tools = json_text("", TOOLS)
@@ -326,3 +331,9 @@ def test_reasoning_ends_behind_so_many_tokens_and_nothing_else_is_changed(most: 
     assert takes(free, "a text without any") and takes(free, "")
     assert takes(free, f"a {HERMES.trigger} b </think>")
     assert not takes(free, "a text <think>and a thought</think>")
+    # A call that is asked for comes: reasoning neither ends the answer nor begins a call.
+    grammar = tools_grammar(
+        tools, known, REQUIRED, "", is_single=True, is_thinking=True, max_reasoning=4
+    )
+    assert constraint(grammar).fits([*ids_of("a"), end]) <= min(1, most + 1)
+    assert constraint(grammar).fits([ids[HERMES.trigger]]) == 0

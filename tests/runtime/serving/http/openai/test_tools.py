@@ -180,6 +180,11 @@ async def test_reasoning_is_ended_behind_the_tokens_that_are_asked_for(
         ({"max_reasoning_tokens": -1}, "max_reasoning_tokens", "must be"),
         ({"max_reasoning_tokens": 10**6}, "max_reasoning_tokens", "must be in [0,"),
         ({"max_reasoning_tokens": 4, "regex": "a+"}, "max_reasoning_tokens", "left out with regex"),
+        (
+            {"max_reasoning_tokens": 4, "continue_final_message": True},
+            "max_reasoning_tokens",
+            "must be left out with continue_final_message",
+        ),
         ({"max_reasoning_tokens": 4, "ignore_eos": True}, "ignore_eos", "max_reasoning_tokens"),
     ],
 )
