@@ -45,7 +45,7 @@ def fit_memory(
     weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
     if memory_bytes is not None:
         room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes)))
-        if slots * (context * of_token + of_slot) > room and max_context is None:
+        if slots * (context * of_token + of_slot) > room and max_context is None and of_token:
             fitting = (room // min(slots, FEW_SLOTS) - of_slot) // of_token // _STEP * _STEP
             context = min(context, max(_STEP, fitting))
         slots = max(1, min(slots, room // (context * of_token + of_slot)))

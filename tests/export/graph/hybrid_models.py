@@ -91,6 +91,12 @@ def random_hybrid(family: str, seed: int = 5, **other_sizes: object) -> PreTrain
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.25)
+        elif name.endswith("dt_bias"):  # steps from 1e-4, as trained models have them, to 1
+            parameter.data = torch.linspace(-9.0, 1.0, len(parameter))
+        elif name.endswith(
+            ".D"
+        ):  # as it begins, what passes the scan by hides what the scan rounds
+            parameter.data *= 0.1
         elif "A_log" not in name:  # biases and norms too: an ignored one must show
             parameter.data += 0.05 * torch.randn_like(parameter)
     return model

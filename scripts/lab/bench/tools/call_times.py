@@ -119,7 +119,7 @@ def _call(engine: Engine, num_rows: int, num_tokens: int, num_context: int) -> C
         ]
     )
     spans = [
-        Span(slot=slot, start=num_context, tokens=tokens, num_logits=num_tokens)
+        Span(slot=slot, start=num_context, tokens=tokens, num_logits=num_tokens, num_settled=1)
         for slot in range(num_rows)
     ]
     return lambda: engine.extend(spans)
