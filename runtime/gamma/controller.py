@@ -388,8 +388,7 @@ class Controller:
     ) -> None:
         step, decision, measurement = self._step, self._decision, self._measurement
         num_rows, num_emitted, host_s = len(judged), len(judged), 0.0
-        depths, calls = [], [0] * self._max_gamma
-        step_depths: dict[int | None, int] = {}
+        depths, calls = dict[int | None, int](), [0] * self._max_gamma
         for slot, verdict in judged:
             row, draft = self._rows[slot], drafts[slot]
             host = self._times.host(row)
@@ -398,8 +397,7 @@ class Controller:
             called = _num_calls(draft, depth) if draft is not None and has_called else 0
             for position in range(called):
                 calls[position] += 1
-            depths.append(depth)
-            step_depths[slot] = depth
+            depths[slot] = depth
             num_emitted += verdict.num_accepted
             host_s += host.row_s + depth * host.token_s
             # A draft model that only caught up says nothing of what it would propose.
@@ -408,9 +406,9 @@ class Controller:
                 name = row.spec.internal_id
                 self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]
-        widest = max(depths)
+        widest = max(depths.values())
         measurement.num_plain = 0 if widest else measurement.num_plain + 1
-        is_idle = measurement.num_idle > 0 and not step_depths.get(measurement.tried_row)
+        is_idle = measurement.num_idle > 0 and not depths.get(measurement.tried_row)
         if measurement.tried_row is not None and is_idle:
             # Nothing was drafted for it, so nothing was tried.
             measurement.num_left += 1
@@ -419,7 +417,7 @@ class Controller:
         prices, ratios = self._times.of_rows(live, num_rows), self._times.ratios
         is_settled = widest or measurement.num_plain > guard.SETTLING_STEPS
         if num_rows == len(live) and seconds > 0.0 and not step.catch_up_s and is_settled:
-            table_s = prices.step_s(sum(depths), widest, calls[:widest], host_s)
+            table_s = prices.step_s(sum(depths.values()), widest, calls[:widest], host_s)
             ratios.add(num_rows, widest, seconds / table_s)
         plain_s = prices.verify_s[0] * ratios.of(num_rows, 0)
         self._charge((num_emitted, seconds, num_rows, plain_s), is_on=widest > 0)

@@ -14,7 +14,7 @@ from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.scheduler import StepLimits
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.compose import NONE
-from outrider.runtime.drafters.model.model import MAX_SHARED_MISSING
+from outrider.runtime.drafters.model.model import most_shared_missing
 from outrider.runtime.drafters.model.prompt_end import PromptEndEngine
 from outrider.runtime.drafters.registry import Drafters, build_drafters
 from outrider.runtime.gamma.controller import Controller
@@ -131,7 +131,7 @@ def step_parts(
         gamma_controller = Controller(
             costs,
             max_gamma=limits.max_gamma,
-            max_shared_missing=_max_shared_missing(engines.draft, limits.max_gamma),
+            max_shared_missing=most_shared_missing(engines.draft, limits.max_gamma),
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines.opened),
             leaves_out=isinstance(engines.draft, PromptEndEngine),
@@ -151,12 +151,6 @@ def step_parts(
         meanwhile=meanwhile,
         gamma_controller=gamma_controller,
     )
-
-
-def _max_shared_missing(draft: Engine | None, max_gamma: int) -> int:
-    """Return how many tokens a row may miss and be fed with others: of a parallel draft's round nothing stays."""
-    is_parallel = draft is not None and draft.limits.parallel_token is not None
-    return max_gamma + 1 if is_parallel else MAX_SHARED_MISSING
 
 
 def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:

@@ -106,7 +106,7 @@ class Prefixes:
                 self._ends.pop(name, None)
                 if request.state is State.DECODING:
                     self.keep(request)
-            else:
+            elif self._engines[0].state_bytes:
                 self._keep_chunk(name, request)
         waiting = [
             one for one in live if one.state is State.PREFILLING and one.group.leader is None
@@ -128,7 +128,7 @@ class Prefixes:
         num_left -= end
         is_last = num_left <= self._chunk or end == request.cache.chunk_end
         is_new = end and end != request.cache.num_cached and self._ends.get(name) != end
-        if is_new and is_last and self._engines[0].state_bytes:
+        if is_new and is_last:
             self._ends[name] = end
             self.keep(request)
 

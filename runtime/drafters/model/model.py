@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Self
 
-from outrider.engines.base import Source, Span, step_value
+from outrider.engines.base import Engine, Source, Span, step_value
 from outrider.engines.sampling.base import ExactnessMode, SamplingRow
 from outrider.runtime.core.drafting import num_left_out
 from outrider.runtime.core.scheduler import alike_neighbours
@@ -40,6 +40,12 @@ from outrider.runtime.drafters.model.prompt_end import PromptEndEngine
 
 MAX_SHARED_MISSING = 2
 """Tokens a row may miss and still be fed with the others: those a full acceptance leaves."""
+
+
+def most_shared_missing(draft: Engine | None, max_gamma: int) -> int:
+    """Return how many tokens a row may miss and be fed with others: of a parallel draft's round nothing stays."""
+    is_parallel = draft is not None and draft.limits.parallel_token is not None
+    return max_gamma + 1 if is_parallel else MAX_SHARED_MISSING
 
 
 @step_value
@@ -61,7 +67,7 @@ class ModelDrafter:
     capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         needs=frozenset({Need.DRAFT_MODEL}), is_sampled=True
     )
-    max_shared_missing = MAX_SHARED_MISSING
+    max_shared_missing: int
 
     def __init__(self, parts: DrafterParts) -> None:
         assert parts.draft is not None, "offered only where there is a draft model"
@@ -70,9 +76,7 @@ class ModelDrafter:
         self._sampler = parts.sampler
         self._target_vocab_size = parts.vocab_size
         self._chunk = min(parts.chunk, self._limits.max_extend)
-        if self._limits.parallel_token is not None:
-            # Nothing of a round stays, so that its kept tokens are all missing.
-            self.max_shared_missing = parts.max_gamma + 1
+        self.max_shared_missing = most_shared_missing(parts.draft, parts.max_gamma)
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
