@@ -116,13 +116,16 @@ def observe_moments(
 ) -> dict[str, FloatArray]:
     """Return second moments [K / P, P, P] float32 of values [..., K] of a canonical graph, over all tokens of a text.
 
-    ``panels`` are K / P and P by name. The graph sums them up itself: no value is kept.
+    ``panels`` are K / P and P by name. Tokens weigh alike, whatever their lengths: the first token's values are
+    hundreds of times as long as others in many models, and would decide alone. The graph sums them up itself: no
+    value is kept.
     """
     model = ir.load(path)
     values, tape = _values_of(model.graph), ir.tape.Tape()
     for name, (count, size) in panels.items():
         shape = put(model.graph, np.array([-1, count, size], np.int64), f"{name}.panels")
-        rows = tape.op("Reshape", [values[name], shape])
+        even = tape.op("LpNormalization", [values[name]])
+        rows = tape.op("Reshape", [even, shape])
         sides = (tape.op("Transpose", [rows], {"perm": perm}) for perm in ([1, 2, 0], [1, 0, 2]))
         tape.op("MatMul", [*sides])
     made = [node.outputs[0] for node in tape.nodes if node.op_type == "MatMul"]

@@ -27,16 +27,17 @@ def test_quantised_bundle_stores_integers_and_says_what_they_cost(
         target=target,
         draft=draft,
         out=tmp_path / "bundle",
-        options=ExportOptions(weights="int8", draft_weights="int4", max_context=64),
+        options=ExportOptions(weights="int4", draft_weights="int8", max_context=64),
         progress=stages.append,
     )
     assert bundle.manifest == load_bundle(tmp_path / "bundle").manifest
-    for part, kind in (("target", "int8"), ("draft", "int4")):
+    for part, kind in (("target", "int4"), ("draft", "int8")):
         graph = onnx.load(tmp_path / "bundle" / part / "model.onnx").graph
-        expected = onnx.TensorProto.INT8 if kind == "int8" else onnx.TensorProto.INT4
         stored = {node.input[0] for node in graph.node if node.op_type == "DequantizeLinear"}
         types = {tensor.data_type for tensor in graph.initializer if tensor.name in stored}
-        assert types == {expected}
+        assert types == {onnx.TensorProto.INT8} | (
+            {onnx.TensorProto.INT4} if kind == "int4" else set()
+        )
         weights = {tensor.name for tensor in graph.initializer}
         assert not [n for n in graph.node if n.op_type == "MatMul" and n.input[1] in weights]
         certificate = bundle.manifest.certificate[part]
@@ -87,7 +88,31 @@ def test_an_embedding_is_looked_up_in_blocks_which_a_tied_head_shares(
     tables = [one for one in loaded.graph.initializers.values() if 90 in one.shape.numpy()]
     kinds = sorted(one.dtype.name for one in tables if one.dtype is not ir.DataType.FLOAT16)
     table = "INT8" if is_tied else "UINT8"
-    assert kinds == sorted({table, "INT8" if is_tied else kind.upper()})
+    assert kinds == sorted({table, "INT8"})
     (last,) = integer_lookups(loaded.graph)
     errors = np.abs(rows_of(loaded.graph, last) - own) / np.abs(own).max(axis=1, keepdims=True)
     assert 0 < errors.max() < 0.005
+
+
+def test_four_bits_leave_eight_to_keys_values_and_all_behind_the_last_of_them(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "model.onnx"
+    model = random_model("qwen2", 64, vocab_size=90, num_hidden_layers=3, tie_word_embeddings=False)
+    export_model(model, path)
+    quantize_file(path, "int4")
+    graph = onnx.load(path).graph
+    types = {one.name: one.data_type for one in graph.initializer}
+    made = {
+        node.output[0]: types[node.input[0]]
+        for node in graph.node
+        if node.op_type == "DequantizeLinear"
+    }
+    found = [
+        made[node.input[1]]
+        for node in graph.node
+        if node.op_type == "MatMul" and node.input[1] in made
+    ]
+    # Of a layer: queries, keys and values in one product; output; gate and up in one; down. Last the head.
+    four, eight = onnx.TensorProto.INT4, onnx.TensorProto.INT8
+    assert found == [eight, four, four, four] * 2 + [eight] * 5
