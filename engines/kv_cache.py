@@ -1,7 +1,7 @@
 """Keys and values of all slots, in memory that graphs read and write in place.
 
 Two buffers per layer, keys and values, each [max_batch, H, S, D] float32 and contiguous, so that
-the rows of any range of slots are one piece of memory too; all of them lie in one array, since what
+the rows of any range of slots are one piece of memory too; all of them of one H and D lie in one array, since what
 is done to a slot is done to all its layers at once:
 
     slots     [0 ........ a ............ b ........ max_batch)
@@ -25,6 +25,7 @@ Knows neither a model nor a library.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -90,9 +91,7 @@ class KvCache:
     """Buffers of one model's slots, and how many tokens of each slot are valid.
 
     Args:
-        num_layers: L.
-        num_kv_heads: H.
-        head_size: D.
+        heads: H and D of each of the L layers.
         num_slots: rows of every buffer.
         capacities: that S may take, ascending.
         growth_room: how often the longest slot must fit before memory is made smaller; ``GROWTH_ROOM`` where slots
@@ -102,17 +101,14 @@ class KvCache:
     def __init__(
         self,
         *,
-        num_layers: int,
-        num_kv_heads: int,
-        head_size: int,
+        heads: Sequence[tuple[int, int]],
         num_slots: int,
         capacities: Sequence[int],
         growth_room: int = GROWTH_ROOM,
     ) -> None:
         self.lengths = [0] * num_slots
-        self._num_buffers = 2 * num_layers
-        self._num_kv_heads = num_kv_heads
-        self._head_size = head_size
+        # Of each layer: its sizes, and its place among the layers of these sizes.
+        self._layers = [(one, heads[:layer].count(one)) for layer, one in enumerate(heads)]
         self._allocate = zeros
         self._capacities = capacities
         self._growth_room = growth_room
@@ -120,18 +116,21 @@ class KvCache:
         self._num_roomy = 0
         # S, tokens a slot has room for at present.
         self.capacity = self._capacities[0]
-        # [2 L, max_batch, H, S, D]: key.0, value.0, key.1, value.1 ...
-        self._values = zeros(self._shape(self.capacity))
+        # Of the layers of one H and D: [2 layers, max_batch, H, S, D], key, value, key, value ...
+        self._groups = self._allocated(self.capacity)
 
-    def slots_shape(self, num_slots: int) -> tuple[int, int, int, int]:
-        """Shape of the rows of ``num_slots`` consecutive slots."""
-        return (num_slots, self._num_kv_heads, self.capacity, self._head_size)
-
-    def pointers(self, slot: int) -> list[int]:
-        """[2 L] addresses of a slot's row: key.0, value.0, key.1, value.1 ..."""
-        buffer_bytes, row_bytes = self._values.strides[:2]
-        first = self._values.ctypes.data + slot * row_bytes
-        return [first + index * buffer_bytes for index in range(self._num_buffers)]
+    def rows(self, slot: int, num_slots: int) -> list[tuple[tuple[int, ...], int]]:
+        """[2 L] shapes [num_slots, H, S, D] and addresses of consecutive slots: key.0, value.0, key.1, value.1 ..."""
+        groups = {
+            sizes: ((num_slots, *held.shape[2:]), held.ctypes.data + slot * held.strides[1], held)
+            for sizes, held in self._groups.items()
+        }
+        found = []
+        for sizes, place in self._layers:
+            shape, first, held = groups[sizes]
+            step = held.strides[0]
+            found += [(shape, first + 2 * place * step), (shape, first + (2 * place + 1) * step)]
+        return found
 
     def reserve(self, num_tokens: int) -> bool:
         """Make S at least ``num_tokens``; True if the memory was replaced.
@@ -196,24 +195,39 @@ class KvCache:
         self.lengths[slot] = 0
         end = start + num_tokens
         if end < self._written[slot]:
-            self._values[:, slot, :, end : self._written[slot]] = 0.0
+            for values in self._groups.values():
+                values[:, slot, :, end : self._written[slot]] = 0.0
         self._written[slot] = end
 
     @property
-    def token_shape(self) -> tuple[int, int, int, int]:
+    def token_shape(self) -> tuple[int, ...]:
         """Shape of one token's keys and values, as ``read`` returns them."""
-        return (self._num_buffers, self._num_kv_heads, 1, self._head_size)
+        return self.read(0, 1).shape
 
     def read(self, slot: int, end: int, start: int = 0) -> FloatArray:
-        """[2 L, H, end - start, D] float32: a copy of what a slot holds of these tokens."""
-        return self._values[:, slot, :, start:end].copy()
+        """[2 L, H, n, D] float32: a copy of what a slot holds of n tokens; [n, F] where H and D differ by layer."""
+        parts = [values[:, slot, :, start:end] for values in self._groups.values()]
+        if len(parts) == 1:
+            return parts[0].copy()
+        none = np.empty((end - start, 0), np.float32)
+        flat = (part.transpose(2, 0, 1, 3).reshape(end - start, -1) for part in parts)
+        return np.concatenate([none, *flat], axis=1)
 
     def write(self, slot: int, start: int, values: FloatArray) -> None:
-        """Put keys and values [2 L, H, n, D] behind the first ``start`` tokens of a slot, which end it; S has room."""
-        end = start + values.shape[2]
-        self.begin_write(slot, start, values.shape[2])
-        self._values[:, slot, :, start:end] = values
-        self.lengths[slot] = end
+        """Put n tokens, as ``read`` returns them, behind the first ``start`` of a slot, which end it; S has room."""
+        count, begin = values.shape[-2], 0
+        self.begin_write(slot, start, count)
+        for held in self._groups.values():
+            part = held[:, slot, :, start : start + count]
+            if len(self._groups) == 1:
+                part[...] = values
+                continue
+            first, heads, _, size = part.shape
+            end = begin + first * heads * size
+            flat = values[:, begin:end].reshape(count, first, heads, size)
+            part[...] = flat.transpose(1, 2, 0, 3)
+            begin = end
+        self.lengths[slot] = start + count
 
     def clear(self, slot: int) -> None:
         """Forget all of a slot, and what was written of it."""
@@ -223,9 +237,9 @@ class KvCache:
         """Copy the first ``length`` tokens of one slot over another."""
         end = max(length, self._written[destination])
         if source != destination:
-            values = self._values
-            values[:, destination, :, :length] = values[:, source, :, :length]
-            values[:, destination, :, length:end] = 0.0
+            for values in self._groups.values():
+                values[:, destination, :, :length] = values[:, source, :, :length]
+                values[:, destination, :, length:end] = 0.0
             self._written[destination] = length
         self.lengths[destination] = length
 
@@ -236,13 +250,18 @@ class KvCache:
     def _move_to(self, capacity: int, num_copied: Sequence[int]) -> None:
         """Copy the first ``num_copied[s]`` tokens of each slot s to memory of another capacity."""
         try:
-            values = self._allocate(self._shape(capacity))
+            groups = self._allocated(capacity)
         except MemoryError as error:
             raise EngineError(f"no memory for a cache of {capacity} tokens") from error
-        for slot, length in enumerate(num_copied):
-            values[:, slot, :, :length] = self._values[:, slot, :, :length]
-        self.capacity, self._values, self._num_roomy = capacity, values, 0
+        for sizes, values in groups.items():
+            for slot, length in enumerate(num_copied):
+                values[:, slot, :, :length] = self._groups[sizes][:, slot, :, :length]
+        self.capacity, self._groups, self._num_roomy = capacity, groups, 0
 
-    def _shape(self, capacity: int) -> tuple[int, ...]:
-        rows = (len(self.lengths), self._num_kv_heads, capacity, self._head_size)
-        return (self._num_buffers, *rows)
+    def _allocated(self, capacity: int) -> dict[tuple[int, int], FloatArray]:
+        """Return zeroed memory for each H and D that layers have."""
+        counts = Counter(sizes for sizes, _ in self._layers)
+        return {
+            (heads, size): self._allocate((2 * count, len(self.lengths), heads, capacity, size))
+            for (heads, size), count in counts.items()
+        }

@@ -261,7 +261,7 @@ def _model_config(
         ) from error
     except AmbiguousGlobalPerLayerAttributeError as error:
         raise BundleError(
-            f"{path.name}: {config.model_type} has layers whose caches differ in size"
+            f"{path.name}: {config.model_type} has layers that differ by more than their caches: {error}"
         ) from error
 
 

@@ -67,8 +67,11 @@ class ModelConfig:
     """Sizes and special tokens of a decoder, and sizes of its encoder if it has one.
 
     Attributes:
-        num_kv_heads: H of the cache.
-        head_size: D of the cache.
+        num_layers: those with a cache of their own.
+        num_kv_heads: H of the cache; of the first layer, where it differs by layer.
+        head_size: D of the cache, likewise.
+        caches: H and D of each layer, where they differ; else empty.
+        num_reading: layers behind these that read the caches of earlier ones.
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens; of a ``changing_rope`` only the original length.
         window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
@@ -99,6 +102,18 @@ class ModelConfig:
     has_experts: bool = False
     changing_rope: str = ""
     kinds: LayerKinds | None = None
+    caches: tuple[tuple[int, int], ...] = ()
+    num_reading: int = 0
+
+    @property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """H and D of the cache of each layer."""
+        return self.caches or ((self.num_kv_heads, self.head_size),) * self.num_layers
+
+    @property
+    def has_equal_layers(self) -> bool:
+        """Whether each layer attends to a cache of its own, all of one size."""
+        return not self.caches and not self.num_reading
 
 
 def read_model_config(
@@ -113,11 +128,14 @@ def read_model_config(
     eos = getattr(source, "eos_token_id", None)
     max_position, changing_rope = _max_position(config)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
-    kinds = _layer_kinds(config)
+    kinds, caches = _layer_kinds(config), _caches(config)
+    num_reading = (getattr(config, "kv_sharing_modes", None) or []).count("reuse")
+    num_layers = _num_layers(config, sizes) if kinds is None else len(kinds.attention)
+    num_kv_heads, head_size = caches[0] if caches else (_num_kv_heads(config, num_heads), None)
     return ModelConfig(
-        num_layers=_num_layers(config, sizes) if kinds is None else len(kinds.attention),
-        num_kv_heads=_num_kv_heads(config, num_heads) if latent_size is None else num_heads,
-        head_size=latent_size or _head_size(config, sizes),
+        num_layers=num_layers - num_reading,
+        num_kv_heads=num_kv_heads if latent_size is None else num_heads,
+        head_size=latent_size or head_size or _head_size(config, sizes),
         vocab_size=vocab_size,
         max_position=max_position,
         window=window_of(config),
@@ -131,6 +149,8 @@ def read_model_config(
         has_experts=has_experts(config),
         changing_rope=changing_rope,
         kinds=kinds,
+        caches=caches[: num_layers - num_reading],
+        num_reading=num_reading,
     )
 
 
@@ -192,6 +212,15 @@ def _layer_kinds(config: PretrainedConfig) -> LayerKinds | None:
     mixers = tuple(number for number, kind in enumerate(kinds) if kind in MIXER_LAYERS)
     attention = tuple(number for number, kind in enumerate(kinds) if kind in CACHED_LAYERS)
     return LayerKinds(attention=attention, mixers=mixers) if mixers else None
+
+
+def _caches(config: PretrainedConfig) -> tuple[tuple[int, int], ...]:
+    """Return heads and their size of each layer's cache, where a configuration says that they differ; else nothing."""
+    if not {"head_dim", "num_key_value_heads"} & set(config.per_layer_attributes or ()):
+        return ()
+    return tuple(
+        (int(one.num_key_value_heads), int(one.head_dim)) for one in config.per_layer_config
+    )
 
 
 def _head_size(config: PretrainedConfig, sizes: Any) -> int:

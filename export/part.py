@@ -196,6 +196,8 @@ class _Export:
             return "accelerators would wait for the host to count the rows of experts"
         if self._states is not None:
             return "it keeps recurrent states, which were not measured on accelerators"
+        if not self._model_config.has_equal_layers:
+            return "its layers share caches or have some of other sizes, for which accelerators have no graphs"
         if has_sinks(self._path):
             # ONNX Runtime 1.31.1: "Only kNone and kQK output modes are supported in unified unfused attention".
             return "the CUDA provider gives no scores behind a mask, which attention sinks are computed from"
@@ -237,7 +239,7 @@ class _Export:
     ) -> dict[str, object]:
         """Derive all graphs from the canonical one and return their certificate."""
         path, sizes = self._path, self._sizes
-        if self._states is None:
+        if self._states is None and self._model_config.has_equal_layers:
             derive_grouped_graph(path)
         if sizes.max_tree_nodes:
             derive_tree_graphs(path)
@@ -325,6 +327,7 @@ class _Export:
             num_layers=model_config.num_layers,
             num_kv_heads=model_config.num_kv_heads,
             head_size=model_config.head_size,
+            caches=model_config.caches,
             vocab_size=model_config.vocab_size,
             weights=self._part.weights,
             max_tree_nodes=self._sizes.max_tree_nodes,

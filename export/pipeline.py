@@ -17,9 +17,8 @@ from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
-from outrider.engines.bundle.manifest import Manifest, ModelEntry, write_manifest
+from outrider.engines.bundle.manifest import Manifest, ModelEntry, required, write_manifest
 from outrider.engines.bundle.renewal import SERVER
-from outrider.engines.bundle.states import STATES
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
@@ -219,7 +218,7 @@ def _write(
         certificate=certificate,
         text2text=text2text,
         sources=sources,
-        requires=(STATES,) if any(one and one.states for one in (target, draft)) else (),
+        requires=required(target, draft),
     )
     write_manifest(root, manifest)
 

@@ -53,6 +53,18 @@ FAMILIES: dict[str, dict[str, object]] = {
     "phi3": WINDOW,
     "gemma2": MIXED,
     "gemma3_text": MIXED,
+    # Caches of 2 heads of 16 in layers with a window, of 1 head of 24 in others; the last two read the first two's.
+    "gemma4_text": WINDOW
+    | {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "global_head_dim": 24,
+        "vocab_size_per_layer_input": 128,
+        "hidden_size_per_layer_input": 8,
+    },
     "granite_swa": MIXED | {"bos_token_id": None, "eos_token_id": None},
 }
 # After the prompt in two chunks: a verification, a single token, another verification.

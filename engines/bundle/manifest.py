@@ -26,7 +26,9 @@ TEXT2TEXT_VERSION = 2
 # Of bundles that name what a server must have for them; no later one changes what the version stands for.
 REQUIRES_VERSION = 3
 _VERSIONS = (SCHEMA_VERSION, TEXT2TEXT_VERSION, REQUIRES_VERSION)
-FEATURES: frozenset[str] = frozenset({STATES})
+CACHES = "caches"
+"""Required by bundles with ``ModelEntry.caches``."""
+FEATURES: frozenset[str] = frozenset({STATES, CACHES})
 """What bundles may require and this server has."""
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
@@ -45,8 +47,9 @@ class ModelEntry:
 
     Attributes:
         path: folder inside the bundle, POSIX; the canonical graph is ``model.onnx`` in it.
-        num_kv_heads: H of the cache.
-        head_size: D of the cache.
+        num_kv_heads: H of the cache; of the first layer, where it differs by layer.
+        head_size: D of the cache, likewise.
+        caches: H and D of each layer, where they differ; else empty.
         vocab_size: V of the logits.
         weights: storage of the weights, for example "float32" or "int8".
         max_tree_nodes: tokens of the largest tree; 0 where there is no ``tree.onnx``.
@@ -73,6 +76,18 @@ class ModelEntry:
     source: SourceEntry | None = None
     states: StatesEntry | None = None
     parallel_token: Size | None = None
+    caches: tuple[tuple[Count, Count], ...] = ()
+
+    @property
+    def heads(self) -> tuple[tuple[int, int], ...]:
+        """H and D of the cache of each layer."""
+        return self.caches or ((self.num_kv_heads, self.head_size),) * self.num_layers
+
+
+def required(*models: ModelEntry | None) -> tuple[str, ...]:
+    """Return the ``FEATURES`` that these models need."""
+    found = {STATES for one in models if one and one.states}
+    return tuple(sorted(found | {CACHES for one in models if one and one.caches}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +183,8 @@ class Manifest:
                 if model is not None:
                     del model["source"]
         for model in (values["target"], values["draft"]):
-            for name in ("states", "parallel_token"):
-                if model is not None and model[name] is None:
+            for name in ("states", "parallel_token", "caches"):
+                if model is not None and model[name] in (None, ()):
                     del model[name]
         for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.

@@ -13,7 +13,7 @@ from outrider.engines.bundle.encoder_decoder import (
 from outrider.engines.bundle.fields import check_levels
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
-from outrider.engines.bundle.manifest import DEVICE_PRECISIONS, Manifest, ModelEntry
+from outrider.engines.bundle.manifest import CACHES, DEVICE_PRECISIONS, Manifest, ModelEntry
 from outrider.engines.bundle.states import STATES
 
 
@@ -47,6 +47,7 @@ def check_manifest(manifest: Manifest) -> None:
         check_limits([(f"{name}.max_tree_nodes", part.max_tree_nodes, manifest.max_extend)])
         _check_source(name, part, manifest)
         _check_states(name, part, manifest)
+        _check_caches(name, part, manifest)
         if part.parallel_token is not None:
             check_limits([(f"{name}.parallel_token", part.parallel_token, part.vocab_size - 1)])
         if part.device_precision not in ("", *DEVICE_PRECISIONS):
@@ -157,6 +158,24 @@ def _check_states(name: str, part: ModelEntry, manifest: Manifest) -> None:
         f"{name}.device_precision' must be empty: states are kept on the CPU alone": part.device_precision
         != "",
         f"{name}.source' must be missing of a model with states": part.source is not None,
+    }
+    for rule, is_broken in wrong.items():
+        if is_broken:
+            raise BundleError(f"{MANIFEST_FILE}: field '{rule}")
+
+
+def _check_caches(name: str, part: ModelEntry, manifest: Manifest) -> None:
+    """Refuse caches by layer that contradict the rest."""
+    if not part.caches:
+        return
+    check_limits((f"{name}.caches", size, MOST_SIZE) for one in part.caches for size in one)
+    wrong = {
+        "requires' must have 'caches'": CACHES not in manifest.requires,
+        f"{name}.caches' must have an entry per layer": len(part.caches) != part.num_layers,
+        f"{name}.caches' must begin with num_kv_heads and head_size": part.caches[0]
+        != (part.num_kv_heads, part.head_size),
+        f"{name}.device_precision' must be empty: caches that differ are for the CPU alone": part.device_precision
+        != "",
     }
     for rule, is_broken in wrong.items():
         if is_broken:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,21 +13,15 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class CacheSizes(Protocol):
-    """Sizes of a model's cache: its layers, their key heads, and D of a head."""
+    """Sizes of a model's cache."""
 
     @property
-    def num_layers(self) -> int: ...  # noqa: D102
-    @property
-    def num_kv_heads(self) -> int: ...  # noqa: D102
-    @property
-    def head_size(self) -> int: ...  # noqa: D102
+    def heads(self) -> Sequence[tuple[int, int]]: ...  # noqa: D102
 
 
 def token_bytes(models: Iterable[CacheSizes]) -> int:
     """Return what keys and values of one token take in the float32 caches of all models, in bytes."""
-    return sum(
-        2 * one.num_layers * one.num_kv_heads * one.head_size * _FLOAT32_BYTES for one in models
-    )
+    return sum(2 * heads * size * _FLOAT32_BYTES for one in models for heads, size in one.heads)
 
 
 def machine_memory_bytes() -> int | None:

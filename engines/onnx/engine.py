@@ -119,9 +119,7 @@ class OnnxEngine:
             self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
         self._tree_spans: dict[int, Span] = {}
         self._cache = KvCache(
-            num_layers=entry.num_layers,
-            num_kv_heads=entry.num_kv_heads,
-            head_size=entry.head_size,
+            heads=entry.heads,
             num_slots=self.limits.max_batch,
             capacities=capacities(self.limits),
         )
@@ -265,7 +263,7 @@ class OnnxEngine:
         self._tree_spans.pop(destination, None)
 
     def read_slot(self, slot: int, start: int, end: int) -> FloatArray:
-        """Return [2 L, H, end - start, D] float32, a copy of the slot's keys and values; see ``Engine.read_slot``.
+        """Return [..., end - start, D] float32, a copy of the slot's keys and values; see ``Engine.read_slot``.
 
         Raises:
             EngineError: a slot is outside the engine, or holds fewer tokens.

@@ -234,9 +234,8 @@ def bind_past(
     num_rows: int,
 ) -> None:
     """Bind the caches of slots as inputs: key.0, value.0, key.1, value.1 ..."""
-    rows = cache.slots_shape(num_rows)
-    for name, pointer in zip(names, cache.pointers(slot), strict=True):
-        binding.bind_input(name, "cpu", 0, np.float32, rows, pointer)
+    for name, (shape, pointer) in zip(names, cache.rows(slot, num_rows), strict=True):
+        binding.bind_input(name, "cpu", 0, np.float32, shape, pointer)
 
 
 def bind_present(
@@ -248,9 +247,8 @@ def bind_present(
     num_rows: int,
 ) -> None:
     """Bind the caches of slots as outputs, in the same order."""
-    rows = cache.slots_shape(num_rows)
-    for name, pointer in zip(names, cache.pointers(slot), strict=True):
-        binding.bind_output(name, "cpu", 0, np.float32, rows, pointer)
+    for name, (shape, pointer) in zip(names, cache.rows(slot, num_rows), strict=True):
+        binding.bind_output(name, "cpu", 0, np.float32, shape, pointer)
 
 
 def records_graphs(provider_options: Mapping[str, str]) -> bool:
@@ -306,12 +304,14 @@ def check_graph(
     ):
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
-    rows: list[tuple[int, ...]] = [(entry.num_kv_heads, entry.head_size)]
-    if may_be_by_token:
-        rows.append((entry.num_kv_heads * entry.head_size,))
-    for name in past:
-        # Without rows and capacity.
-        if tuple(inputs[name][1:-2] + inputs[name][-1:]) not in rows:
+    for layer, (heads, size) in enumerate(entry.heads):
+        rows: list[tuple[int, ...]] = [(heads, size)]
+        if may_be_by_token:
+            rows.append((heads * size,))
+        for name in past[2 * layer : 2 * layer + 2]:
+            # Without rows and capacity.
+            if tuple(inputs[name][1:-2] + inputs[name][-1:]) in rows:
+                continue
             raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
     if outputs[LOGITS][2] != entry.vocab_size:
         raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")

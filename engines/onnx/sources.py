@@ -96,12 +96,11 @@ class OnnxSources:
         self._keeps_answers = False
         if encoder is not None:
             encoder.keep_answers(f"{entry.path}/{path.name}")
+        self._heads = source.num_heads, source.head_size
         self._past = cross_past_names(entry.num_layers)
         self._present = cross_present_names(entry.num_layers)
         self._cache = KvCache(
-            num_layers=entry.num_layers,
-            num_kv_heads=source.num_heads,
-            head_size=source.head_size,
+            heads=[(source.num_heads, source.head_size)] * entry.num_layers,
             num_slots=limits.max_batch,
             capacities=source_capacities(limits),
             growth_room=1,
@@ -190,8 +189,8 @@ class OnnxSources:
     def _answer(self, sources: Sequence[Source], num_tokens: int) -> FloatArray:
         """Return the same, computed without a slot."""
         tokens, lengths = _padded(sources, num_tokens), _lengths_of(sources)
-        rows = self._cache.slots_shape(len(sources))
-        unused = np.zeros((*rows[:2], num_tokens, *rows[3:]), np.float32)
+        heads, size = self._heads
+        unused = np.zeros((len(sources), heads, num_tokens, size), np.float32)
         binding = self._session.io_binding()
         _bind(
             binding, {SOURCE: tokens, SOURCE_LENGTH: lengths, **dict.fromkeys(self._past, unused)}

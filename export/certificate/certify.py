@@ -184,7 +184,7 @@ def verdict(certificate: Mapping[str, Mapping[str, object]]) -> str:
 def _refuse_other_sizes(name: str, model_config: ModelConfig, entry: ModelEntry) -> None:
     sizes = [
         (field, getattr(model_config, field), getattr(entry, field))
-        for field in ("num_layers", "num_kv_heads", "head_size", "vocab_size")
+        for field in ("num_layers", "num_kv_heads", "head_size", "caches", "vocab_size")
     ]
     # None on the side that has no encoder.
     sizes += [

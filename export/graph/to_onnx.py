@@ -191,7 +191,7 @@ def check_canonical(
     Raises:
         BundleError: names the first thing that differs.
     """
-    kinds = {AttentionKind.SELF: model_config.num_layers}
+    kinds = {AttentionKind.SELF: model_config.num_layers + model_config.num_reading}
     if model_config.source is not None:
         kinds[AttentionKind.SOURCE] = model_config.num_layers
     num_scattered = 2 * model_config.num_layers

@@ -52,7 +52,7 @@ def _onnx_put_slice(
     step: int = 1,
 ) -> Any:
     """Put a slice into a tensor by Concat: what was only made to be filled falls away."""
-    size, begin = base.shape[dim], start or 0
+    size, begin = None if base.shape is None else base.shape[dim], start or 0
     if step != 1 or not isinstance(size, int) or not isinstance(begin, int):
         return core.aten_slice_scatter(base, update, dim, start, end, step)
     end = size if end is None else min(end, size)
@@ -67,7 +67,8 @@ def _slice(value: Any, axis: int, begin: int, end: int) -> Any:
     node = value.producer()
     if begin == 0 and node is not None and node.op_type == "Concat":
         first = node.inputs[0]
-        if node.attributes.get_int("axis", 0) == axis and first.shape[axis] == end:
+        is_along = node.attributes.get_int("axis", 0) == axis
+        if is_along and first.shape is not None and first.shape[axis] == end:
             return first
     return _ONNX.Slice(value, *(_ONNX.Constant(value_ints=[one]) for one in (begin, end, axis)))
 

@@ -156,8 +156,9 @@ def _why_not(
     attends, scattered = calls.arguments["attend"], calls.arguments["scatter_kv"]
     if not attends:
         return "the model does not attend through the attention interface of Transformers"
-    if len(attends) != model_config.num_layers:
-        return f"the model attends {len(attends)} times in {model_config.num_layers} layers"
+    num_layers = model_config.num_layers + model_config.num_reading
+    if len(attends) != num_layers:
+        return f"the model attends {len(attends)} times in {num_layers} layers"
     if not all(call["is_causal"] for call in attends):
         return "the model is an encoder, whose tokens see later ones"
     if len(scattered) != 2 * model_config.num_layers:
@@ -194,8 +195,9 @@ def _answered(
 
 
 def _why_other_cache(scattered: list[dict[str, Any]], model_config: ModelConfig) -> str:
-    wanted = (model_config.num_kv_heads, model_config.head_size)
-    for call in scattered:
+    # Keys and values of each layer.
+    both = [one for one in model_config.heads for _ in range(2)]
+    for call, wanted in zip(scattered, both, strict=True):
         found = (call["update"].shape[1], call["update"].shape[3])
         if found != wanted:
             return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +43,14 @@ class Signature:
 def decoder_signature(model_config: ModelConfig, states: StatesEntry | None = None) -> Signature:
     """Return the tensors of ``model.onnx``, of a decoder-only model, with mixers or without, or beside an encoder."""
     layers = range(model_config.num_layers)
-    sizes = model_config.num_layers, model_config.num_kv_heads, model_config.head_size, _CAPACITY
+    heads = model_config.heads
     cache_axes = [{0: _BATCH, 2: _CAPACITY}] * model_config.num_layers
     example: list[Any] = [
         _ones(_BATCH, _TOKENS),
         torch.arange(_SIZES[_BATCH]),
         _ones(_BATCH, _WANTED),
-        _caches(*sizes),
-        _caches(*sizes),
+        _caches(heads, _CAPACITY),
+        _caches(heads, _CAPACITY),
     ]
     axes: list[Any] = [{0: _BATCH, 1: _TOKENS}, {0: _BATCH}, {0: _BATCH, 1: _WANTED}]
     axes += [cache_axes, cache_axes]
@@ -111,16 +112,16 @@ def _memory(
 ) -> tuple[list[Any], list[Any], list[str]]:
     """Return examples, axes and names of the caches of sources: all keys, then all values."""
     layers = range(model_config.num_layers)
-    sizes = model_config.num_layers, source.num_heads, source.head_size, _MEMORY
+    heads = [(source.num_heads, source.head_size)] * model_config.num_layers
     axes = [{0: _BATCH, 2: _MEMORY}] * model_config.num_layers
     cached = [encoder_decoder.cross_key_name(layer) for layer in layers]
     cached += [encoder_decoder.cross_value_name(layer) for layer in layers]
-    return [_caches(*sizes), _caches(*sizes)], [axes, axes], cached
+    return [_caches(heads, _MEMORY), _caches(heads, _MEMORY)], [axes, axes], cached
 
 
-def _caches(num_layers: int, num_heads: int, head_size: int, capacity: Any) -> list[Tensor]:
-    shape = (_SIZES[_BATCH], num_heads, _SIZES[capacity], head_size)
-    return [torch.zeros(shape) for _ in range(num_layers)]
+def _caches(heads: Sequence[tuple[int, int]], capacity: Any) -> list[Tensor]:
+    """Return an example per layer, of so many heads of this size."""
+    return [torch.zeros(_SIZES[_BATCH], count, _SIZES[capacity], size) for count, size in heads]
 
 
 def _zeros(*shape: int) -> Tensor:

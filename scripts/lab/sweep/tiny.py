@@ -71,6 +71,14 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
+    "gemma4_text": {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "global_head_dim": 24,
+    },
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },
@@ -103,6 +111,10 @@ _SPECIAL |= {
     for kind in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 }
 _SPECIAL["gemma3n"] = {"text_config": _SPECIAL["gemma3n_text"]}
+_SPECIAL |= {
+    kind: {"text_config": _SPECIAL["gemma4_text"]} for kind in ("gemma4", "gemma4_unified")
+}
+_SPECIAL["gemma4_unified_text"] = _SPECIAL["gemma4_text"]
 _SPECIAL["qwen2_vl"] |= {"vision_config": {"depth": 2, "embed_dim": 64}}
 # Classes whose own sizes will do, since none of their models is ever made.
 _AS_THEY_ARE = frozenset({"dots3_note", "fast_vlm", "inkling2", "nemotron_h_omni", "perception_lm"})

@@ -262,7 +262,7 @@ def test_opening_an_engine_leaves_nothing_in_its_cache(tiny_bundle: Path) -> Non
     bundle = load_bundle(tiny_bundle)
     engine = OnnxEngine(bundle, bundle.manifest.target)
     assert engine._cache.lengths == [0] * engine.limits.max_batch
-    assert not engine._cache._values.any()
+    assert not any(held.any() for held in engine._cache._groups.values())
     assert not engine._calls._calls
 
 
@@ -277,9 +277,7 @@ def test_growing_in_the_middle_of_a_request_keeps_its_bits(bundle: Bundle) -> No
 
 def make_cache(limits: EngineLimits) -> KvCache:
     return KvCache(
-        num_layers=1,
-        num_kv_heads=2,
-        head_size=4,
+        heads=[(2, 4)],
         num_slots=limits.max_batch,
         capacities=capacities(limits),
     )
@@ -301,13 +299,13 @@ def test_a_grown_cache_keeps_what_was_written() -> None:
     limits = EngineLimits(max_batch=2, max_context=300, max_extend=8, vocab_size=2)
     cache = make_cache(limits)
     cache.begin_write(1, 0, 7)
-    row = cache._values[1, 1]
+    row = cache._groups[2, 4][1, 1]
     row[:, :7] = np.arange(56).reshape(2, 7, 4)
     written = row[:, :7].copy()
     assert not cache.reserve(128)
     assert cache.reserve(129)
     assert cache.capacity == 192
-    np.testing.assert_array_equal(cache._values[1, 1, :, :7], written)
+    np.testing.assert_array_equal(cache._groups[2, 4][1, 1, :, :7], written)
     with pytest.raises(ValueError, match="largest capacity is 308"):
         cache.reserve(309)
 
@@ -377,18 +375,18 @@ def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
     memory = cache._allocate = ScarceMemory(1)
     assert cache.reserve(190)
     cache.lengths[:] = [3, 150]
-    cache._values[...] = 5.0
+    cache._groups[2, 4][...] = 5.0
     assert memory.room == 0
     for _ in range(4):
         assert not cache.trim([3])
     with pytest.raises(EngineError, match="no memory"):
         cache.trim([3])
     assert cache.lengths == [3, 0]
-    assert cache._values.shape[3] == cache.capacity
+    assert cache._groups[2, 4].shape[3] == cache.capacity
     assert cache.capacity >= 190
     memory.room = 1
     assert cache.trim([3])
-    assert (cache._values[:, 0, :, :3] == 5.0).all()
+    assert (cache._groups[2, 4][:, 0, :, :3] == 5.0).all()
 
 
 def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(bundle: Bundle) -> None:
@@ -399,10 +397,10 @@ def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(bundle: Bundl
     extend_one(engine, 1, 0, tokens[:10])
     cache = engine._cache
     memory = cache._allocate = ScarceMemory(0)
-    before = cache.pointers(0)
+    before = cache.rows(0, 1)
     with pytest.raises(EngineError, match="no memory for a cache of 192 tokens"):
         extend_one(engine, 0, 100, tokens[100:])
-    assert (engine.capacity, cache.pointers(0), cache.lengths[:2]) == (128, before, [100, 10])
+    assert (engine.capacity, cache.rows(0, 1), cache.lengths[:2]) == (128, before, [100, 10])
     np.testing.assert_array_equal(extend_one(engine, 1, 10, tokens[10:14]), expected[10:14])
     memory.room = 1
     np.testing.assert_array_equal(extend_one(engine, 0, 100, tokens[100:]), expected[100:])

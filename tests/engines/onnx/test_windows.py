@@ -22,12 +22,18 @@ from tests.engines.tree_contract import TreeContract
 WINDOW, CONTEXT = 5, 64
 
 
-@pytest.fixture(scope="module", params=["gemma3_text", "granite_swa"])
+@pytest.fixture(scope="module", params=["gemma3_text", "granite_swa", "gemma4_text"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, the first with a window; heads of the second family have sinks."""
+    """Layers with and without a window; heads of the second family have sinks; the third has caches of two sizes.
+
+    Its last two layers read the caches of the first two.
+    """
     family = str(request.param)
     folder = tmp_path_factory.mktemp("windowed") / family
-    model = random_model(family, 96, sliding_window=WINDOW, vocab_size=VOCAB_SIZE)
+    sizes = {"sliding_window": WINDOW, "vocab_size": VOCAB_SIZE}
+    if family == "gemma4_text":
+        sizes["vocab_size_per_layer_input"] = VOCAB_SIZE
+    model = random_model(family, 96, **sizes)
     model.save_pretrained(folder)
     write_tokenizer(folder)
     return folder
@@ -91,9 +97,9 @@ def test_the_certificate_looks_beyond_the_window(bundle: Bundle) -> None:
     part = certificate.get("int8", certificate)
     assert {"window", "tree_window"} <= part.keys()
     others = {name for name in ("grouped", "device") if "window" in part.get(name, {})}
-    if bundle.manifest.target.weights == "float32":
+    if bundle.manifest.target.device_precision:
         assert others == {"grouped", "device"}
     else:
         assert not others
-        assert "sinks" in certificate["no_device"]
+        assert "sinks" in certificate["no_device"] or "caches" in certificate["no_device"]
         assert not bundle.manifest.target.device_precision
