@@ -90,6 +90,7 @@ class SamplingParams(TypedDict, total=False):
     return_trace: bool
     cache_salt: str
     priority: int
+    add_special_tokens: bool
     adapter: str
 
 

@@ -20,6 +20,9 @@ INSTALL = "llguidance is not installed at the server: pip install 'outrider-serv
 MOST_RULE = 160
 """Characters of the library's own words in a refusal: they may quote the whole grammar."""
 _HIDDEN = "..."
+# Of a grammar that tools were made into: the line that is wrong, and whose schema stands in it.
+_PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_WHOSE = re.compile(r"arguments_(\d+): %json |start: .*%json ")
 _UNKEPT = re.compile(r"Unimplemented keys: \[(.*)\]")
 # Of JSON Schema and Lark: a refusal may name them, whoever wrote them.
 _KEYWORDS = frozenset(
@@ -236,6 +239,12 @@ def _repeats(word: str, given: str) -> bool:
     return len(bare) > 3 and bare in given and bare not in _KEYWORDS
 
 
+def _wrong_line(message: str, text: str) -> str:
+    """Return the line of a grammar that a message of the library is about; empty where it names none."""
+    place, lines = _PLACE.match(message), text.splitlines()
+    return lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
+
+
 def _short(message: str, text: str) -> str:
     """Return what a message of the library says is wrong, without what it repeats of the grammar."""
     lines = [line.strip() for line in message.splitlines()] or [""]
@@ -244,7 +253,13 @@ def _short(message: str, text: str) -> str:
     told = " ".join(
         _HIDDEN if _repeats(word, given) else word for word in told.removeprefix("error: ").split()
     )
+    whose = _WHOSE.match(_wrong_line(message, text))
+    if whose is not None:
+        told = _PLACE.sub("", told, count=1)
     if found := _UNKEPT.fullmatch(told):
         names = found[1].replace('"', "")
         told = f'cannot keep {names}; leave it out, or say "x-guidance": {{"lenient": true}} and check answers'
+    if whose is not None:
+        part = "json_schema" if whose[1] is None else f"parameters of tools[{whose[1]}]"
+        told = f"{part}: {told}"
     return told if len(told) <= MOST_RULE else told[: MOST_RULE - 3] + "..."

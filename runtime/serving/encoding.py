@@ -110,11 +110,12 @@ class RequestEncoder:
                 is_prompt=True,
                 may_be_inline=False,
             )
-        size = len(text.encode())
-        if isinstance(codec, EncoderDecoderCodec):
-            encode = codec.encode_source
-            return await self._run(size, lambda: encode(text, language), is_prompt=True)
-        return await self._run(size, lambda: codec.encode(text), is_prompt=True)
+        has_special = not request.HasField("add_special_tokens") or request.add_special_tokens
+        return await self._run(
+            len(text.encode()),
+            lambda: _source_ids(codec, text, language, has_special=has_special),
+            is_prompt=True,
+        )
 
     async def _answer_prefix(self, request: wire.GenerateRequest) -> tuple[int, ...]:
         """Return the tokens that the answer begins with behind the decoder prefix."""
@@ -167,14 +168,11 @@ class RequestEncoder:
         """Return the answer to Tokenize; callable from any thread."""
         codec, text = self._codec, request.text
         has_special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        if not isinstance(codec, EncoderDecoderCodec):
-            ids = codec.encode(text, has_special)
-        elif request.target:
+        if isinstance(codec, EncoderDecoderCodec) and request.target:
             ids = codec.encode_prefix(text)
-        elif has_special:
-            ids, codec = codec.encode_source(text, request.source_language), codec.sources
         else:
-            ids, codec = codec.sources.encode(text, False), codec.sources
+            ids = _source_ids(codec, text, request.source_language, has_special=has_special)
+            codec = codec.sources if isinstance(codec, EncoderDecoderCodec) else codec
         return _answer("text", codec, ids, max_context)
 
     def _encode_prompt(self, chat: ChatParams) -> tuple[int, ...]:
@@ -192,6 +190,17 @@ class RequestEncoder:
     def _encode_chat(self, chat: ChatParams, max_bytes: int | None = None) -> tuple[int, ...]:
         assert self._chats is not None  # requests were refused otherwise
         return self._chats.encode(chat, self._max_bytes if max_bytes is None else max_bytes)
+
+
+def _source_ids(
+    codec: TextCodec, text: str, language: str, *, has_special: bool
+) -> tuple[int, ...]:
+    """Return the ids of a prompt's text; with an encoder, of a source in a language."""
+    if not isinstance(codec, EncoderDecoderCodec):
+        return codec.encode(text, has_special)
+    if has_special:
+        return codec.encode_source(text, language)
+    return codec.sources.encode(text, False)
 
 
 def _answer(field: str, codec: TextCodec, ids: Sequence[int], max_context: int) -> bytes:

@@ -46,7 +46,7 @@ def test_what_is_recorded_has_answers_and_refusals_of_every_protocol(
             for asked, one in zip(requests, recorded, strict=True)
             if asked.method.startswith(name)
         ]
-        assert sum(code in ("OK", "200") for code in codes) > 90
+        assert sum(code in ("OK", "200") for code in codes) > 85
         assert sum(code in ("INVALID_ARGUMENT", "400") for code in codes) > 90
     assert not any(one["code"] in ("INTERNAL", "UNKNOWN", 500) for one in recorded)
 

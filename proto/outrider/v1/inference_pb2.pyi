@@ -71,7 +71,7 @@ BIT_EQUALITY_CONFIRMED: BitEquality
 BIT_EQUALITY_WITHDRAWN: BitEquality
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "disable_any_whitespace", "adapter", "best_of", "num_beams", "length_penalty", "early_stopping", "exhaustive_search", "source_language", "target_language", "answer_prefix", "answer_prefix_tokens", "echo", "cache_salt", "priority")
+    __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "max_tokens", "stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "logprobs", "skip_special_tokens", "return_provenance", "return_trace", "speculation", "model", "n", "prompt_logprobs", "regex", "json_schema", "grammar", "disable_any_whitespace", "adapter", "best_of", "num_beams", "length_penalty", "early_stopping", "exhaustive_search", "source_language", "target_language", "answer_prefix", "answer_prefix_tokens", "echo", "cache_salt", "priority", "add_special_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class GenerateRequest(_message.Message):
     ECHO_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
     tokens: TokenIds
@@ -142,7 +143,8 @@ class GenerateRequest(_message.Message):
     echo: bool
     cache_salt: str
     priority: int
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., disable_any_whitespace: _Optional[bool] = ..., adapter: _Optional[str] = ..., best_of: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., exhaustive_search: _Optional[bool] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., answer_prefix: _Optional[str] = ..., answer_prefix_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., echo: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
+    add_special_tokens: bool
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., include_stop_str_in_output: _Optional[bool] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., skip_special_tokens: _Optional[bool] = ..., return_provenance: _Optional[bool] = ..., return_trace: _Optional[bool] = ..., speculation: _Optional[_Union[Speculation, _Mapping]] = ..., model: _Optional[str] = ..., n: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., regex: _Optional[str] = ..., json_schema: _Optional[str] = ..., grammar: _Optional[str] = ..., disable_any_whitespace: _Optional[bool] = ..., adapter: _Optional[str] = ..., best_of: _Optional[int] = ..., num_beams: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., exhaustive_search: _Optional[bool] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., answer_prefix: _Optional[str] = ..., answer_prefix_tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., echo: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "add_generation_prompt", "continue_final_message", "tools_json", "template_arguments_json", "template", "tool_choice", "tool_name", "parallel_tool_calls", "parse_answer", "max_reasoning_tokens")

@@ -103,28 +103,20 @@ class TextReader:
         whole = calls if calls is None or calls.is_whole else calls.bare
         self._whole = None if whole is None else _Heads(whole)
         self._heads: _Heads | None = None  # of the last call
-        self._opened, self._closed = known.reasoning or ("", "")
-        self._ids = tuple(known.ids[one] for one in known.reasoning or ())
+        opened, self._closed = known.reasoning or ("", "")
+        self.count = _ReasoningCount(known, is_thinking=is_thinking).count
+        # What may stand in front of an answer, and what reads on behind it.
+        self._marks = {opened: self._thought} if opened else {}
+        if known.content:
+            self._marks |= {known.turn: self._begin, known.content: self._final}
+        self._has_channels = bool(known.content)
         self._read: Callable[[bool], bool] = self._thought if is_thinking else self._begin
-        # None: nothing has come; True: reasoning goes on.
-        self._counts: bool | None = True if is_thinking else None
         self._held = ""
         self._trims = True
         self._has_text = False
         self._num_calls = 0
         self._object = _ObjectEnd()
         self._parts = _Parts()
-
-    def count(self, tokens: tuple[int, ...]) -> int:
-        """Return how many of the next tokens are reasoning, its marks included."""
-        if not self._ids or self._counts is False or not tokens:
-            return 0
-        opened, closed = self._ids
-        if self._counts is None and tokens[0] != opened:
-            self._counts = False
-            return 0
-        self._counts = closed not in tokens
-        return len(tokens) if self._counts else tokens.index(closed) + 1
 
     def feed(self, text: str, *, is_last: bool) -> _Parts:
         """Return what a piece of text says; what is not clear yet comes with a later one."""
@@ -135,13 +127,16 @@ class TextReader:
         return self._parts
 
     def _begin(self, is_last: bool) -> bool:
-        """Read what stands in front of an answer: reasoning, or nothing."""
+        """Read what stands in front of an answer: reasoning, marks of its content, or nothing."""
         found = self._held.lstrip()
-        if self._opened and found.startswith(self._opened):
-            self._held, self._read = found[len(self._opened) :], self._thought
-            return True
-        if self._opened.startswith(found) and self._opened and not is_last:
-            return False
+        for mark, read in self._marks.items():
+            if found.startswith(mark):
+                self._held, self._read = found[len(mark) :], read
+                return True
+        if any(mark.startswith(found) for mark in self._marks):
+            if not is_last:
+                return False
+            self._held = "" if self._has_channels else self._held
         self._read, self._trims = self._text, False
         return True
 
@@ -155,8 +150,13 @@ class TextReader:
             return False
         self._parts.reasoning += self._taken(len(self._held[:place].rstrip()))
         self._held = self._held.lstrip()[len(self._closed) :]
-        self._read, self._trims = self._text, True
+        self._read, self._trims = self._begin if self._has_channels else self._text, True
         return True
+
+    def _final(self, is_last: bool) -> bool:
+        """Read content that no call is in."""
+        self._say(len(self._held))
+        return False
 
     def _text(self, is_last: bool) -> bool:
         """Read content up to the next trigger."""
@@ -246,6 +246,32 @@ class TextReader:
             self._held = self._held.lstrip()
             self._trims = not self._held
         return bool(self._held)
+
+
+class _ReasoningCount:
+    """Counts the tokens of a completion that are reasoning."""
+
+    def __init__(self, known: AnswerFormat, *, is_thinking: bool) -> None:
+        opened, closed = known.reasoning or (None, "")
+        self._opening = known.opening or (() if opened is None else (known.ids[opened],))
+        self._closing = known.ids.get(closed)
+        # None: it is not known whether it begins; True: it goes on.
+        self._counts: bool | None = True if is_thinking else None
+        self._first = tuple[int, ...]()
+
+    def count(self, tokens: tuple[int, ...]) -> int:
+        """Return how many of the next tokens are reasoning, its marks included."""
+        if not self._opening or self._counts is False or not tokens:
+            return 0
+        if self._counts is None:
+            tokens = self._first = (*self._first, *tokens)
+            if tokens[: len(self._opening)] != self._opening[: len(tokens)]:
+                self._counts = False
+            if self._counts is False or len(tokens) < len(self._opening):
+                return 0
+        counted = next((i for i, one in enumerate(tokens, 1) if one == self._closing), None)
+        self._counts = counted is None
+        return len(tokens) if counted is None else counted
 
 
 class _Heads:

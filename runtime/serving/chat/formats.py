@@ -106,6 +106,15 @@ CALL_FORMATS = (
     ),
     _listed("mistral_tekken", "[TOOL_CALLS]", has="[TOOL_CALLS][", lacks=("[ARGS]",)),
     _listed("mistral", "[TOOL_CALLS]", has="[TOOL_CALLS]", lacks=("[ARGS]",), behind=" ["),
+    # gpt-oss: a call ends the turn, and others may follow where its end does not end the answer.
+    CallFormat(
+        name="harmony",
+        has=("<|channel|>commentary", "<|call|>"),
+        trigger="<|channel|>commentary to=functions.",
+        open="<|channel|>commentary to=functions.",
+        middle=" <|constrain|>json<|message|>",
+        between="<|call|><|start|>assistant",
+    ),
     _listed("granite", "<|tool_call|>", has="<|tool_call|>"),
     _listed("smollm2", "<tool_call>", has="<tool_call>[", end="]</tool_call>"),
     CallFormat(
@@ -131,6 +140,10 @@ CALL_FORMATS = (
 )
 # Where reasoning begins and ends.
 _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# Where answers are messages of channels: reasoning, what begins another message, and the answer's own text.
+_CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+_ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
+_TURN, _FINAL = "<|start|>assistant", "<|channel|>final<|message|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +152,10 @@ class AnswerFormat:
 
     Attributes:
         calls: None where no format is known.
-        reasoning: the tokens around it; None for none.
+        reasoning: the tokens around it; None for none. With channels the first is of several tokens.
+        opening: ids of what begins reasoning, where these are several.
+        turn: with channels, what stands between two messages; empty without.
+        content: with channels, what stands in front of the content.
         ids: of the tokens that stand in these formats and in no plain text, by their texts.
         special_ids: of the tokens that no text spells: ends, and marks of chats.
         has_special: whether some are left out of texts that leave special tokens out.
@@ -148,6 +164,9 @@ class AnswerFormat:
 
     calls: CallFormat | None = None
     reasoning: tuple[str, str] | None = None
+    opening: tuple[int, ...] = ()
+    turn: str = ""
+    content: str = ""
     ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     special_ids: tuple[int, ...] = field(default=(), hash=False)
     has_special: bool = False
@@ -155,7 +174,7 @@ class AnswerFormat:
 
     def opens_reasoning(self, prompt: tuple[int, ...]) -> bool:
         """Return whether an answer behind a prompt begins within reasoning: the template may end with its begin."""
-        if self.reasoning is None:
+        if self.reasoning is None or self.opening:
             return False
         opened, closed = (self.ids[one] for one in self.reasoning)
         marks = [token for token in prompt[-_TAIL:] if token in (opened, closed)]
@@ -179,13 +198,22 @@ def recognise(templates: Iterable[str], codec: TokenizersCodec) -> AnswerFormat:
     added = codec.added_tokens
     pairs = (pair for pair in _REASONING if all(one in text and one in added for one in pair))
     reasoning = next(pairs, None)
+    has_channels = all(one in text and one in added for one in _CHANNELS)
     texts = [] if calls is None else [calls.begin, calls.open, calls.middle, calls.close, calls.end]
+    if has_channels:
+        reasoning = _ANALYSIS
+        texts += [_TURN, _FINAL]
+    if calls is not None:
+        texts.append(calls.between)
     whole = "\0".join([*texts, *(reasoning or ())])
     ids = {one: index for one, index in added.items() if one in whole and codec.is_mark(one)}
     return AnswerFormat(
         calls=calls,
         reasoning=reasoning,
-        ids=ids | {one: added[one] for one in reasoning or ()},
+        opening=codec.encode(_ANALYSIS[0], False) if has_channels else (),
+        turn=_TURN if has_channels else "",
+        content=_FINAL if has_channels else "",
+        ids=ids | {one: added[one] for one in reasoning or () if one in added},
         special_ids=tuple(sorted(i for one, i in added.items() if codec.is_special(one))),
         has_special=any(codec.is_special(one) for one in ids),
         reads_tools="tools" in text,

@@ -32,6 +32,7 @@ _SPELLING = {"whitespace_flexible": False, "item_separator": ", ", "key_separato
 MOST_TOOLS = 128
 """As many as OpenAI takes."""
 _MOST_READ = 16
+_BREAK = r'"\n\n"?'
 _ODD = re.compile(r"\\[bB1-9]|\(\?[=!<]")
 # Of regular expressions, and the slash around them.
 _SIGNS = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
@@ -39,11 +40,19 @@ _SIGNS = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """What may be called: a name, and the JSON schema of its arguments; ``is_strict``: all of it is kept or refused."""
+    """What may be called.
+
+    Attributes:
+        name: of the function.
+        schema: JSON schema of its arguments.
+        is_strict: whether all of the schema is kept, or refused.
+        index: its place among the tools.
+    """
 
     name: str
     schema: Mapping[str, Any]
     is_strict: bool
+    index: int
 
 
 def check_choice(chat: wire.Chat, known: AnswerFormat, max_bytes: int) -> None:
@@ -115,13 +124,13 @@ def tools_of(text: str) -> tuple[Tool, ...]:
     if not isinstance(values, list) or not values:
         raise RequestError(TOOLS_FIELD, "must be a JSON array of objects")
     check_count(TOOLS_FIELD, values, MOST_TOOLS)
-    tools = tuple(map(_tool, values))
+    tools = tuple(_tool(index, one) for index, one in enumerate(values))
     if len({one.name for one in tools}) < len(tools):
         raise RequestError(TOOLS_FIELD, "must have each name once")
     return tools
 
 
-def _tool(value: Any) -> Tool:
+def _tool(index: int, value: Any) -> Tool:
     function = value.get("function", value) if isinstance(value, dict) else None
     if not isinstance(function, dict):
         raise RequestError(TOOLS_FIELD, "must be a JSON array of objects")
@@ -133,7 +142,7 @@ def _tool(value: Any) -> Tool:
     if not isinstance(schema, dict) or not _takes_objects(schema.get("type", "object")):
         rule = "must each have parameters that are a JSON schema of an object"
         raise RequestError(TOOLS_FIELD, rule)
-    return Tool(name, {**schema, "type": "object"}, function.get("strict") is True)
+    return Tool(name, {**schema, "type": "object"}, function.get("strict") is True, index)
 
 
 def _takes_objects(kind: Any) -> bool:
@@ -177,7 +186,8 @@ def tools_grammar(
         answer = written.called(calls)
     elif schema:
         content = _answer_schema(schema, allows_whitespace=allows_whitespace)
-        answer = f"(%json {content} | {written.called(calls)})"
+        begun = written.text(known.content)
+        answer = f"({begun} %json {content} | {written.called(calls)})"
     else:
         answer = f"({written.free(calls)})"
     banned = {*known.special_ids, *known.ids.values()}
@@ -196,7 +206,11 @@ def reasoning_grammar(known: AnswerFormat, max_reasoning: int, *, is_thinking: b
     assert known.reasoning is not None
     written = _Writer(known, (), is_single=True)
     # A second beginning would have no bound.
-    written.rules["rest"] = f"<[^{known.ids[known.reasoning[0]]}]>*"
+    written.rules["rest"] = (
+        f"{written.text(known.content)} TEXT?"
+        if known.content
+        else f"<[^{known.ids[known.reasoning[0]]}]>*"
+    )
     return written.whole(f"{written.thought(max_reasoning, is_thinking=is_thinking)}rest")
 
 
@@ -236,6 +250,8 @@ class _Writer:
 
     def free(self, calls: CallFormat) -> str:
         """Return any text, or calls: a text that has their beginning is one."""
+        if self._known.content:
+            return f"{self.text(self._known.content)} TEXT? | {self.called(calls)}"
         found = ["FREE"]
         whole = calls if calls.is_whole else calls.bare
         without = []
@@ -254,7 +270,9 @@ class _Writer:
             without.append(f"({'|'.join(heads)})(?s:.*)")
             self.rules |= {f"head_{i}[lazy]": f"/{head}/" for i, head in enumerate(heads)}
             rest = f"{self.text(whole.close)} {self._tail(whole)}"
-            found += [f"head_{i} {self._arguments(i)} {rest}" for i in range(len(heads))]
+            found += [
+                f"head_{i} {self._arguments(one)} {rest}" for i, one in enumerate(self._tools)
+            ]
         self.rules["FREE"] = "/(?s:.*)/" + "".join(f" & ~/{one}/" for one in without)
         return " | ".join(found)
 
@@ -277,7 +295,7 @@ class _Writer:
         if most is not None:
             ends = sorted({*banned, self._known.ids[self._known.reasoning[1]]})
             text = f"<[^{','.join(map(str, ends))}]>{{0,{most}}}" if most else ""
-        rest = f'{text} {closed} "\\n\\n"? '
+        rest = f"{text} {closed} {self.text(self._known.turn) or _BREAK} "
         return rest if is_thinking else f"({opened} {rest})? "
 
     def _behind_trigger(self, calls: CallFormat) -> str:
@@ -298,14 +316,14 @@ class _Writer:
         if name not in self.rules:
             close = self.text(calls.close)
             self.rules[name] = " | ".join(
-                f"{self.text(one.name + calls.middle)} {self._arguments(index)} {close}"
-                for index, one in enumerate(self._tools)
+                f"{self.text(one.name + calls.middle)} {self._arguments(one)} {close}"
+                for one in self._tools
             )
         return name
 
-    def _arguments(self, index: int) -> str:
-        """Return the name of the rule for the arguments of one of the tools."""
-        name, tool = f"arguments_{index}", self._tools[index]
+    def _arguments(self, tool: Tool) -> str:
+        """Return the name of the rule for a tool's arguments; refusals of it are known by the name."""
+        name = f"arguments_{tool.index}"
         if name not in self.rules:
             guidance = _SPELLING if tool.is_strict else {**_SPELLING, "lenient": True}
             schema = tool.schema if tool.is_strict else without_odd_patterns(tool.schema)

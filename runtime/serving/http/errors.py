@@ -7,7 +7,8 @@ Clients of OpenAI retry 408, 409, 429 and what is 500 or more; ``x-should-retry`
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 from outrider.runtime.core import errors
 from outrider.runtime.serving.status import retry_after_s
@@ -99,6 +100,7 @@ _NAMES: Mapping[str, str] = {
     "chat.messages": "messages",
     "chat.messages.role": "messages.role",
     "chat.messages.fields_json": "messages",
+    "chat.messages.content": "messages.content",
     "chat.tools_json": "tools",
     "chat.tool_choice": "tool_choice",
     "chat.max_reasoning_tokens": "max_reasoning_tokens",
@@ -110,6 +112,8 @@ _NAMES: Mapping[str, str] = {
     "prompt_logprobs": "logprobs",
     "answer_prefix_tokens.ids": "answer_prefix_tokens",
 }
+# A field's name within a rule: words that are English too stay.
+_FIELD = re.compile(r"[a-z]+(?:[._][a-z]+)+")
 
 
 def status_of(error: errors.ServingError) -> int:
@@ -117,14 +121,32 @@ def status_of(error: errors.ServingError) -> int:
     return TABLE.get(type(error), (500, INTERNAL))[0]
 
 
+def with_names(
+    error: errors.RequestError, names: Callable[[str], str] = str
+) -> errors.RequestError:
+    """Return a refusal whose field and rule have the names that its caller wrote.
+
+    Args:
+        error: changed in place: a class of errors may have any parameters.
+        names: gives the name of a field in this request, by the name that other requests have for it.
+    """
+
+    def written(field: str) -> str:
+        return names(_NAMES.get(field, field.removeprefix("sampling.")))
+
+    error.field = written(error.field)
+    error.rule = _FIELD.sub(lambda found: written(found[0]), error.rule)
+    error.args = (f"{error.field}: {error.rule}",)
+    return error
+
+
 def body_of(error: errors.ServingError) -> bytes:
     """Return the JSON of an error, of an answer's body and of an event alike."""
-    field, message = None, str(error)
+    field = None
     if isinstance(error, errors.RequestError):
-        field = _NAMES.get(error.field, error.field.removeprefix("sampling."))
-        message = f"{field}: {error.rule}"
+        field = with_names(error).field
     found = {
-        "message": message,
+        "message": str(error),
         "type": TABLE.get(type(error), (500, INTERNAL))[1],
         "param": field,
         "code": _CODES.get(type(error), error.reason.lower()),

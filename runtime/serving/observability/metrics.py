@@ -104,7 +104,9 @@ class RequestHistograms:
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = partial(_histogram, registry)
         self.first_token_s = histogram(
-            "time_to_first_token_seconds", "Admission to first token", LATENCY_BUCKETS
+            "time_to_first_token_seconds",
+            "Admission to first token, also of a request that is aborted behind it",
+            LATENCY_BUCKETS,
         )
         self.gap_s = histogram(
             "inter_token_latency_seconds",
@@ -112,7 +114,9 @@ class RequestHistograms:
             GAP_BUCKETS,
         )
         self.request_s = histogram(
-            "e2e_request_latency_seconds", "Admission to end", LATENCY_BUCKETS
+            "e2e_request_latency_seconds",
+            "Admission to end, of a request that was answered: not of an aborted or failed one",
+            LATENCY_BUCKETS,
         )
         self._parts_s = {
             part: histogram(f"request_{part}_time_seconds", text, LATENCY_BUCKETS)

@@ -100,6 +100,13 @@ def _check_served(
 
 def _check_prompt(request: wire.GenerateRequest, rules: RequestRules) -> None:
     limits, model = rules.limits, rules.model
+    if request.add_special_tokens and request.WhichOneof("prompt") != "text":
+        rule = "must be false or left out with tokens and chats, which get none beside their own"
+        raise RequestError("add_special_tokens", rule)
+    is_bare = request.HasField("add_special_tokens") and not request.add_special_tokens
+    if is_bare and request.source_language:
+        rule = "must be left out without add_special_tokens: a special token names it"
+        raise RequestError("source_language", rule)
     match request.WhichOneof("prompt"):
         case "text":
             check_text("text", request.text, limits.max_prompt_bytes)

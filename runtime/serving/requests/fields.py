@@ -139,6 +139,7 @@ FIELDS: Mapping[str, Field] = {
     "answer_prefix": Field(default="", bound=_TEXT, models=_OF_SOURCES),
     "answer_prefix_tokens": Field(models=_OF_SOURCES),
     "cache_salt": Field(default=""),
+    "add_special_tokens": Field(),
     "priority": Field(default=0, bound=Range(*PRIORITIES)),
     # With a beam search 0, and nothing else.
     "sampling.temperature": Field(default=1.0, bound=Range(SMALLEST_DIVISOR, 2, allows_zero=True)),

@@ -18,6 +18,7 @@ from outrider.runtime.core import errors
 from outrider.runtime.core.checks.rules import REQUEST_ID, REQUEST_ID_RULE
 from outrider.runtime.serving.http.body import parse_object, read_body
 from outrider.runtime.serving.http.callers import caller_of, values_of
+from outrider.runtime.serving.http.errors import with_names
 from outrider.runtime.serving.http.openai.fields import CompletionRequest, completion_request
 from outrider.runtime.serving.http.openai.prompt_request import PromptRequest, ResponseHeader, Sink
 from outrider.runtime.serving.http.openai.responses.request import response_request
@@ -44,7 +45,14 @@ _MOST_ID = 128
 
 
 class Shape(NamedTuple):
-    """What is different between the routes: ids, how a request is read, and what answers it whole or in events."""
+    """What is different between the routes.
+
+    Attributes:
+        prefix: of ids.
+        read: a request from its JSON.
+        whole: answers whole.
+        stream: answers in events.
+    """
 
     prefix: str
     read: Callable[[Mapping[str, Any], LoadedModel], CompletionRequest]
@@ -157,6 +165,8 @@ class Completions:
             raise
         except Exception as error:
             failure = failure_of(caller.method, error)
+        if isinstance(failure, errors.RequestError):
+            with_names(failure, asked.names)
         await sink.fail(failure)
 
     async def _complete(self, asked: CompletionRequest, caller: ClientIdentity, sink: Sink) -> None:

@@ -7,7 +7,7 @@ names are ignored; known ones that would change the answer and are not served ar
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +88,7 @@ class CompletionRequest:
         has_token_ids: whether choices have their token ids.
         has_provenance: whether it is told where each token came from.
         has_trace: whether each pass of the target is told.
+        names: gives the name that the caller wrote a field by, which refusals have; see ``errors.with_names``.
         ignored: names of fields that change nothing here; the answer's header ``outrider-ignored`` has them.
     """
 
@@ -102,6 +103,7 @@ class CompletionRequest:
     has_token_ids: bool = False
     has_provenance: bool = False
     has_trace: bool = False
+    names: Callable[[str], str] = str
     ignored: tuple[str, ...] = ()
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,6 +120,8 @@ def completion_request(
     for name, rule in NOT_SERVED_BY_NAME.items():
         if values.get(name) is not None:
             raise UnsupportedOption(name, rule)
+    if not is_chat and values.get("max_reasoning_tokens") is not None:
+        raise UnsupportedOption("max_reasoning_tokens", "needs a chat; use chat completions")
     answer = json_types.read(values, _ANSWER)
     stream = json_types.read(answer.get("stream_options", {}), _STREAM, "stream_options.")
     request, ignored = _asked(values, serving, is_chat=is_chat)
@@ -142,8 +146,23 @@ def completion_request(
         has_token_ids=answer.get("return_token_ids", False),
         has_provenance=request.return_provenance,
         has_trace=request.return_trace,
+        names=field_names(values),
         ignored=ignored,
     )
+
+
+def field_names(values: Mapping[str, Any]) -> Callable[[str], str]:
+    """Return what gives the name of a field in a request's JSON, by the one that refusals have."""
+    names = {}
+    if values.get("max_completion_tokens") is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    if values.get("top_logprobs") is not None:
+        names["logprobs"] = "top_logprobs"
+    form = values.get("response_format")
+    if isinstance(form, dict):
+        is_schema = form.get("type") == "json_schema"
+        names["json_schema"] = f"response_format{'.json_schema.schema' if is_schema else ''}"
+    return lambda name: names.get(name, name)
 
 
 def _asked(

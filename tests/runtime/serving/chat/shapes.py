@@ -213,6 +213,19 @@ SHAPES = {
             Case(messages=tool_turn(None, thinking="Aha."), tools=[WEATHER]),
         ],
     ),
+    "gpt_oss": Shape(
+        special_tokens={"bos_token": "<|startoftext|>", "eos_token": "<|return|>"},
+        others=("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|call|>"),
+        # The equals sign alone ends the answers of the tests' servers.
+        words=("to=",),
+        cases=[
+            *PLAIN,
+            *SYSTEM,
+            *hostile("<|end|>", "<|start|>system<|message|>"),
+            Case(messages=tool_turn(), tools=[WEATHER]),
+            Case(messages=tool_turn("", thinking="Aha."), tools=[WEATHER, WEATHER]),
+        ],
+    ),
     "mistral": Shape(
         special_tokens={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
         others=(

@@ -28,6 +28,7 @@ from tests.runtime.serving.chat.shapes import SHAPES, byte_tokenizer, template_o
 NAMES = frozenset({"weather", "weather_more"})
 IDS = {"<think>": 1, "</think>": 2}
 THINK = ("<think>", "</think>")
+ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
 BY_NAME = {one.name: one for one in CALL_FORMATS}
 HERMES = BY_NAME["hermes"]
 FIRST, SECOND = '{"city": "Rome"}', '{"a": 12, "b": 1}'
@@ -179,6 +180,7 @@ def test_tokens_of_reasoning_are_counted_with_its_marks() -> None:
         ("llama3", "llama3", None),
         ("mistral", "mistral", None),
         ("deepseek", "deepseek_v3", THINK),
+        ("gpt_oss", "harmony", ANALYSIS),
         ("granite", None, None),
         ("chatml", None, None),
     ],
@@ -210,6 +212,83 @@ def test_other_formats_are_told_apart_by_what_templates_write(
 ) -> None:
     found = recognise([template], TokenizersCodec(byte_tokenizer(["<s>"]).to_str().encode()))
     assert (found.calls.name if found.calls else None) == name
+
+
+def with_channels() -> tuple[AnswerFormat, TokenizersCodec]:
+    """The format of gpt-oss, and its tokens."""
+    codec = TokenizersCodec(SHAPES["gpt_oss"].tokenizer().to_str().encode())
+    return recognise([template_of("gpt_oss")], codec), codec
+
+
+def test_messages_of_channels_are_reasoning_content_and_calls() -> None:
+    known, _ = with_channels()
+    thought, turn = "<|channel|>analysis<|message|>hm <|end|>", "<|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + FIRST
+    calls = [["weather", FIRST]]
+    assert parts(f"{thought}{turn}{final}So: it rains", known) == ("So: it rains", "hm", [])
+    assert parts(f"{thought}{turn}{thought}{turn}{final}x", known) == ("x", "hmhm", [])
+    assert parts(f"{final} a <|end|>", known) == (" a <|end|>", "", [])
+    assert parts(f"{thought}{turn}{call}", known) == ("", "hm", calls)
+    assert parts(call, known) == ("", "", calls)
+    # No call is in the content, and what is cut within marks is neither.
+    assert parts(f"{final}{call}", known) == (call, "", [])
+    whole = thought + turn + final
+    for length in range(len(thought), len(whole) + 1):
+        assert parts(whole[:length], known) == ("", "hm", [])
+    assert parts("{}", known) == ("{}", "", [])
+
+
+def test_tokens_of_a_channel_s_reasoning_are_counted_with_its_marks() -> None:
+    known, codec = with_channels()
+    thought = codec.encode("<|channel|>analysis<|message|>hm<|end|>", False)
+    rest = codec.encode("<|start|>assistant<|channel|>final<|message|>hm", False)
+    for size in (1, 3, 100):
+        reader, tokens, num = TextReader(known, NAMES, is_thinking=False), thought + rest, 0
+        for begin in range(0, len(tokens), size):
+            num += reader.count(tokens[begin : begin + size])
+        assert num == len(thought)
+    reader = TextReader(known, NAMES, is_thinking=False)
+    assert sum(reader.count((token,)) for token in rest[-20:]) == 0
+
+
+@pytest.mark.parametrize("most", [None, 0, 3])
+def test_a_grammar_of_channels_has_reasoning_then_content_or_calls(most: int | None) -> None:
+    known, codec = with_channels()
+    tokenizer = SHAPES["gpt_oss"].tokenizer()
+    end = tokenizer.token_to_id("<|return|>")
+    vocab_size = tokenizer.get_vocab_size()
+    constraints = GrammarConstraints(tokenizer.to_str().encode(), vocab_size, (end,))
+
+    def takes(grammar: str, text: str) -> bool:
+        params = GrammarParams(kind=GrammarKind.LARK, text=grammar)
+        ids = [*codec.encode(text, False), end]
+        return constraints.constraint(params).fits(ids) == len(ids)
+
+    call = "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>" + FIRST
+    final = "<|channel|>final<|message|>Hi"
+    tools = json_text("", TOOLS)
+    form = json_text("", {"type": "object", "properties": {}, "additionalProperties": False})
+    for choice, schema in ((AUTO, ""), (REQUIRED, ""), (AUTO, form)):
+        grammar = tools_grammar(
+            tools, known, choice, "", is_single=True, max_reasoning=most, schema=schema
+        )
+        for num in (0, 3, 4):
+            thought = f"<|channel|>analysis<|message|>{'a' * num}<|end|><|start|>assistant"
+            is_short = most is None or num <= most
+            assert takes(grammar, thought + call) == is_short
+            assert takes(grammar, thought + final) == (is_short and choice == AUTO and not schema)
+        assert takes(grammar, call)
+        assert takes(grammar, final) == (choice == AUTO and not schema)
+        assert takes(grammar, "<|channel|>final<|message|>{}") == (choice == AUTO)
+        assert not takes(grammar, "Hi")
+        assert not takes(grammar, call.replace("Rome", "Bonn"))
+        assert not takes(grammar, f"{call}<|call|><|start|>assistant{call}")
+    bounded = reasoning_grammar(known, 2, is_thinking=False)
+    assert takes(bounded, final)
+    for num in (2, 3):
+        thought = f"<|channel|>analysis<|message|>{'a' * num}<|end|><|start|>assistant"
+        assert takes(bounded, thought + final) == (num == 2)
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])

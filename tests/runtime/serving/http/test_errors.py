@@ -47,3 +47,6 @@ def test_a_field_has_the_name_that_it_has_in_this_protocol() -> None:
     assert (found["param"], found["message"]) == ("temperature", "temperature: must be 0")
     found = json.loads(body_of(errors.ContextTooLong("chat", "long", limit=1, given=2)))["error"]
     assert (found["param"], found["code"]) == ("messages", "context_length_exceeded")
+    rule = "needs chat.tools_json or sampling.top_k, and text of e.g. this"
+    found = json.loads(body_of(errors.RequestError("chat.tools_json", rule)))["error"]
+    assert found["message"] == "tools: needs tools or top_k, and text of e.g. this"

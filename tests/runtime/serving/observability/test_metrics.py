@@ -179,6 +179,8 @@ async def test_a_running_request_holds_tokens_and_one_that_ended_early_has_waite
                 pass
         assert read("request_queue_time_seconds_count") == 1
         assert read("request_decode_time_seconds_count") == 0
+        assert read("time_to_first_token_seconds_count") == 1
+        assert read("e2e_request_latency_seconds_count") == 0
 
 
 async def test_the_state_follows_the_server(start):

@@ -5,13 +5,19 @@ What has no name of its own here is passed on as it is, so that all options of c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from outrider.runtime.core.checks.rules import check_count
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
-from outrider.runtime.serving.http.openai.fields import CompletionRequest, completion_request
+from outrider.runtime.serving.http.errors import with_names
+from outrider.runtime.serving.http.openai.fields import (
+    CompletionRequest,
+    completion_request,
+    field_names,
+)
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests import json_types
 
@@ -47,6 +53,17 @@ _TEXTS = ("input_text", "output_text", "text")
 _REPEATED = ("temperature", "top_p", "tools", "tool_choice", "parallel_tool_calls", *_READ)
 
 
+# Of a path of chats' fields: its beginning, and what stands for it in a response's.
+_BEGINNINGS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+    "tool_choice.function": "tool_choice",
+}
+_INDEX = re.compile(r"^\[\d+\]")
+
+
 def response_request(values: Mapping[str, Any], serving: LoadedModel) -> CompletionRequest:
     """Return what the JSON object of a request asks for; ranges are not checked yet.
 
@@ -74,10 +91,33 @@ def response_request(values: Mapping[str, Any], serving: LoadedModel) -> Complet
     chat["response_format"] = _format(given.get("text", {}).get("format"))
     chat["tools"] = _tools(values.get("tools"))
     chat["tool_choice"] = _choice(values.get("tool_choice"))
-    asked = completion_request(chat, serving, is_chat=True)
+    names = response_names(values)
+    try:
+        asked = completion_request(chat, serving, is_chat=True)
+    except RequestError as error:
+        raise with_names(error, names) from error.__cause__
     ignored = [name for name in _IGNORED if values.get(name)]
     repeated = {name: values[name] for name in _REPEATED if values.get(name) is not None}
-    return replace(asked, ignored=(*ignored, *asked.ignored), repeated=repeated)
+    return replace(asked, names=names, ignored=(*ignored, *asked.ignored), repeated=repeated)
+
+
+def response_names(values: Mapping[str, Any]) -> Callable[[str], str]:
+    """Return what gives the name of a field in a response's JSON, by the one that refusals of chats have."""
+    text = values.get("text")
+    form = text.get("format") if isinstance(text, dict) else None
+    most = values.get("max_output_tokens")
+    chat = field_names({"max_completion_tokens": most, "response_format": form})
+
+    def written(name: str) -> str:
+        name = chat(name)
+        for beginning, own in _BEGINNINGS.items():
+            rest = name.removeprefix(beginning)
+            if rest != name and rest[:1] in ("", ".", "["):
+                # Messages have other places than the items that they were made of.
+                return own + _INDEX.sub("", rest)
+        return name
+
+    return written
 
 
 def _messages(given: Any, most: int) -> list[dict[str, Any]]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.http.openai import completions
 from outrider.runtime.serving.http.openai.whole import WholeSink
 
 from tests.runtime.freed import Freed
+from tests.runtime.serving.chat.scripted import scripted
 
 GREEDY = {"max_tokens": 2, "temperature": 0}
 
@@ -28,6 +31,36 @@ async def test_a_body_is_not_kept_while_its_request_waits(start_http, monkeypatc
     async with start_http() as http:
         assert (await http.complete(prompt="a", **GREEDY)).status == 200
     assert noted == ["freed", "begun"]
+
+
+async def test_special_tokens_of_the_tokenizer_stand_around_a_text_unless_it_asks_for_none(
+    start_http,
+):
+    async with start_http(**scripted("phi", "x", "a")) as http:
+
+        async def num_tokens(**fields: Any) -> int:
+            answer = await http.complete(**GREEDY, **fields)
+            assert answer.status == 200 and "outrider-ignored" not in answer.headers
+            found: int = answer.json()["usage"]["prompt_tokens"]
+            return found
+
+        assert await num_tokens(prompt="ab") == 3
+        assert await num_tokens(prompt="ab", add_special_tokens=True) == 3
+        assert await num_tokens(prompt="ab", add_special_tokens=False) == 2
+        assert await num_tokens(prompt=[64, 65], add_special_tokens=False) == 2
+        for fields in ({"prompt": [64, 65]}, {"prompt": ["a", [64]]}):
+            refused = await http.complete(**GREEDY, **fields, add_special_tokens=True)
+            assert (refused.status, refused.error["param"]) == (400, "add_special_tokens")
+        chat = {"messages": [{"role": "user", "content": "a"}]}
+        assert (await http.chat(**GREEDY, **chat, add_special_tokens=False)).status == 200
+        refused = await http.chat(**GREEDY, **chat, add_special_tokens=True)
+        assert (refused.status, refused.error["param"]) == (400, "add_special_tokens")
+
+
+async def test_a_bound_on_reasoning_is_a_chat_s(start_http):
+    async with start_http() as http:
+        refused = await http.complete(prompt="a", **GREEDY, max_reasoning_tokens=3)
+    assert (refused.status, refused.error["param"]) == (400, "max_reasoning_tokens")
 
 
 @pytest.mark.parametrize(("num_prompts", "most"), [(1, 128), (2, 126), (11, 125)])

@@ -169,6 +169,12 @@ REFUSED = [
     ({"max_tokens": 3}, "max_tokens", "use max_output_tokens"),
     ({"n": 2}, "n", "one answer"),
     ({"temperature": 7}, "temperature", "must be"),
+    ({"max_output_tokens": 9999}, "max_output_tokens", "must be in"),
+    ({"instructions": "x", "input": [{"role": "a" * 99, "content": ""}]}, "input.role", "must be"),
+    ({"tools": FUNCTIONS, "tool_choice": {"type": "function", "name": "clock"}}, "tool_choice.name", "one of the"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}}, "text.format.schema", "odd"),
+    ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "text.format", "left out with regex"),
+    ({"json_schema": '{"type": "odd"}'}, "json_schema", "odd"),
 ]  # fmt: skip
 
 

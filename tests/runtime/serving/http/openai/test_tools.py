@@ -223,6 +223,23 @@ async def test_an_answer_that_begins_within_reasoning_ends_it_before_it_calls(
     assert header == "tools"
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+async def test_an_answer_of_channels_has_its_reasoning_and_its_call_or_content_apart(
+    start_writing, choice
+):
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
+    final = "<|channel|>final<|message|>It rains."
+    text = thought + (final if choice == "none" else call)
+    async with start_writing(text, "gpt_oss", "?<|end|><|start|>assistant") as http:
+        message, usage = await answers(http, tool_choice=choice)
+    assert message["reasoning_content"] == "hm"
+    assert message["content"] == ("It rains." if choice == "none" else None)
+    assert called(message) == ([] if choice == "none" else [("weather", {"city": "Rome"})])
+    # Three marks, and a token for each letter.
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 3 + len("analysishm")
+
+
 @pytest.mark.parametrize(
     ("shape", "told"), [("granite", "tool_calls"), ("chatml", "tools, tool_calls"), ("qwen3", None)]
 )
@@ -274,6 +291,14 @@ REFUSED = [
     ({"tools": tool(name="a", parameters={"d": "x" * 3000})},
      "tools", "at most 2048 bytes"),
     ({"tool_choice": "required", "regex": "a"}, "regex", "must be left out with tool_choice"),
+    ({"tools": TOOLS + tool(name="a", parameters={"properties": {"b": {"type": "odd"}}})},
+     "tools", "parameters of tools[2]: "),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}},
+     "tools", "response_format.json_schema.schema: Invalid type"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}},
+      "tools": None}, "response_format.json_schema.schema", "odd"),
+    ({"max_completion_tokens": 9999}, "max_completion_tokens", "must be in"),
+    ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "must be in"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
     ({"messages": [*USER, {"role": "assistant", "tool_calls": 7}]}, "messages[1].tool_calls", "array"),
 ]  # fmt: skip
