@@ -58,7 +58,7 @@ class ApiRequest(Protocol):
         ...
 
     def client(self) -> ClientIdentity:
-        """Return who asks; called before ``message``.
+        """Return who asks; called before ``message``, and behind it, when it may know more of his deadline.
 
         Raises:
             ServingError: nobody can be told.
@@ -276,7 +276,7 @@ class RequestHandler:
         rules, defaults = self._rules, serving.defaults
         check_request(request, defaults.fill(request), rules)
         record.asked(request)
-        admission = self._admission(client, asked.default_max_tokens)
+        admission = self._admission(asked.client(), asked.default_max_tokens)
         self._check_room(request, admission)
         encoder = self._encoder.of(client.tenant)
         texts = await encoder.encode(request)
