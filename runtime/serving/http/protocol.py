@@ -9,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER_BYTES = 16 << 10
 """Of a request's target and all its headers together, as of a gRPC call's metadata."""
+_HEADER_OVERHEAD = 32
+"""Bytes beside its texts that a header counts, as in HTTP/2 (RFC 9113, section 10.5.1): it takes more in memory."""
 PATIENCE_S = 10.0
 """For a connection's first request, for the headers of each to arrive, and for what is sent between two."""
 MOST_PIPELINED = 16
@@ -88,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + _HEADER_OVERHEAD)
         super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
