@@ -219,6 +219,7 @@ async def measure(bundle: Path, report: Callable[[str], None]) -> dict[str, Wors
             await asyncio.sleep(0.05)
         ports = [file.read_text().strip() for file in files]
         await asyncio.sleep(1.0)
+        turns.clear()  # of the start
         ticker = asyncio.ensure_future(tick(late))
         await asyncio.sleep(3.0)
         found = {"idle": worst(late, turns)}
