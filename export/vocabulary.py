@@ -65,12 +65,16 @@ def _checked_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Return the checkpoint's tokenizer, all of whose ids have a logit.
 
     Raises:
-        BundleError: no tokenizer.json, or an id beyond the model's vocabulary.
+        BundleError: no tokenizer.json, one that cannot be read, or an id beyond the model's vocabulary.
     """
     path = checkpoint.path / TOKENIZER_FILE
     if not path.is_file():
         raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is missing")
-    tokenizer = Tokenizer.from_file(str(path))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    # The library raises bare Exception for a file it cannot read.
+    except Exception as error:
+        raise BundleError(f"{checkpoint.path.name}: {TOKENIZER_FILE} is not a tokenizer") from error
     for token, index in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]):
         if index >= checkpoint.model_config.vocab_size:
             raise BundleError(

@@ -15,7 +15,7 @@ from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.params import ChatParams
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.requests.spec import EncodedTexts, chat_of
-from outrider.runtime.serving.tokenization import BYTES_PER_TOKEN, TokenizationQueue
+from outrider.runtime.serving.tokenization import BYTES_PER_TOKEN, INLINE_TEXT, TokenizationQueue
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TextCodec, tokenize_bad_words
 from outrider.v1 import inference_pb2 as wire
 
@@ -31,6 +31,7 @@ class RequestEncoder:
     Args:
         codec: of the model.
         texts: where long texts wait.
+        short_chats: where short conversations wait: templates take a thread, and not the turn of a long text.
         chats: of the bundle's templates; None where it has none.
         model: that prompts are for.
         max_bytes: of a rendered conversation, in UTF-8.
@@ -41,6 +42,7 @@ class RequestEncoder:
         self,
         codec: TextCodec,
         texts: TokenizationQueue,
+        short_chats: TokenizationQueue,
         chats: ChatEncoder | None,
         model: ServedModel,
         max_bytes: int,
@@ -48,6 +50,7 @@ class RequestEncoder:
     ) -> None:
         self._codec = codec
         self._texts = texts
+        self._short_chats = short_chats
         self._chats = chats
         self._model = model
         self._max_bytes = max_bytes
@@ -56,7 +59,13 @@ class RequestEncoder:
     def of(self, tenant: str) -> RequestEncoder:
         """Return the encoder of a tenant's texts."""
         return RequestEncoder(
-            self._codec, self._texts, self._chats, self._model, self._max_bytes, tenant
+            self._codec,
+            self._texts,
+            self._short_chats,
+            self._chats,
+            self._model,
+            self._max_bytes,
+            tenant,
         )
 
     async def encode(self, request: wire.GenerateRequest) -> EncodedTexts:
@@ -103,13 +112,7 @@ class RequestEncoder:
             return tuple(request.tokens.ids)
         if request.HasField("chat"):
             chat = chat_of(request.chat)
-            return await self._texts.run_sized(
-                chat.size,
-                lambda: self._encode_prompt(chat),
-                tenant=self._tenant,
-                is_prompt=True,
-                may_be_inline=False,
-            )
+            return await self._run_chat(chat, lambda: self._encode_prompt(chat), is_prompt=True)
         has_special = not request.HasField("add_special_tokens") or request.add_special_tokens
         return await self._run(
             len(text.encode()),
@@ -145,11 +148,9 @@ class RequestEncoder:
         Raises:
             RequestError: clients would not take an answer of its length; or it cannot be rendered.
         """
-        return await self._texts.run_sized(
-            chat.size,
-            lambda: _answer("chat", self._codec, self._encode_chat(chat), max_context),
-            tenant=self._tenant,
-            may_be_inline=False,
+        codec = self._codec
+        return await self._run_chat(
+            chat, lambda: _answer("chat", codec, self._encode_chat(chat), max_context)
         )
 
     async def beside(self, size: int, work: Callable[[], T]) -> T:
@@ -163,6 +164,15 @@ class RequestEncoder:
     def _run(self, size: int, work: Callable[[], T], *, is_prompt: bool = False) -> Awaitable[T]:
         """Return what work on one of the tenant's texts returns, in its turn."""
         return self._texts.run_sized(size, work, tenant=self._tenant, is_prompt=is_prompt)
+
+    def _run_chat(
+        self, chat: ChatParams, work: Callable[[], T], *, is_prompt: bool = False
+    ) -> Awaitable[T]:
+        """Return what work on one of the tenant's conversations returns, in its turn."""
+        queue = self._short_chats if chat.size < INLINE_TEXT else self._texts
+        return queue.run_sized(
+            chat.size, work, tenant=self._tenant, is_prompt=is_prompt, may_be_inline=False
+        )
 
     def _spelled(self, request: wire.TokenizeRequest, max_context: int) -> bytes:
         """Return the answer to Tokenize; callable from any thread."""

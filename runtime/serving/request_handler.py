@@ -58,7 +58,7 @@ class ApiRequest(Protocol):
         ...
 
     def client(self) -> ClientIdentity:
-        """Return who asks; called before ``message``.
+        """Return who asks; called before ``message``, and behind it, when it may know more of his deadline.
 
         Raises:
             ServingError: nobody can be told.
@@ -113,15 +113,19 @@ class RequestHandler:
         self._idle = asyncio.Event()
         self._idle.set()
         self._num_cut = 0
-        self._texts = TokenizationQueue(
-            max_queued=serving.config.max_queued,
-            max_queued_tokens=serving.config.max_queued_tokens,
-            retry_after_s=serving.config.retry_after_s,
+        self._texts, short_chats = (
+            TokenizationQueue(
+                max_queued=serving.config.max_queued,
+                max_queued_tokens=serving.config.max_queued_tokens,
+                retry_after_s=serving.config.retry_after_s,
+            )
+            for _ in range(2)
         )
         self._turns = Turns()
         self._encoder = RequestEncoder(
             serving.codec,
             self._texts,
+            short_chats,
             serving.chats,
             serving.model,
             serving.limits.max_prompt_bytes,
@@ -148,7 +152,10 @@ class RequestHandler:
             raise errors.EngineRestart
 
     def end_overdue(self) -> None:
-        """End streams whose deadline or queue timeout is well past: their worker is stuck in a step."""
+        """End streams whose deadline or queue timeout is well past: their worker is stuck in a step.
+
+        Those whose callers have left stay until the step ends, or the watchdog ends it: what it makes is charged.
+        """
         worker, config = self._serving.worker, self._serving.config
         now_s = self._serving.clock() - LATE_S
         for live in self._live.values():
@@ -276,7 +283,7 @@ class RequestHandler:
         rules, defaults = self._rules, serving.defaults
         check_request(request, defaults.fill(request), rules)
         record.asked(request)
-        admission = self._admission(client, asked.default_max_tokens)
+        admission = self._admission(asked.client(), asked.default_max_tokens)
         self._check_room(request, admission)
         encoder = self._encoder.of(client.tenant)
         texts = await encoder.encode(request)

@@ -2,8 +2,8 @@
 
 A tokenizer takes .4 s of a processor for a text of 1 MiB, and must take them from neither the event loop nor, beside
 many such texts, the engines. So short texts are tokenised at once and long ones one after another, on a thread of their
-own. A text's turn comes when as many bytes have been tokenised since it came as it has itself. So a short text passes
-the long ones, and those are passed by no more than their own size.
+own; short chats on another, since templates take their time. A text's turn comes when as many bytes have been tokenised
+since it came as it has itself. So a short text passes the long ones, and they are passed by no more than their size.
 
 Long prompts count against the queue that their requests have yet to reach (``prompts_of``). All texts, those of calls
 that reach no queue too, have bounds of the same size here. As much again is kept for tenants that have no text here: no

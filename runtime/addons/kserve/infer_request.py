@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from google.protobuf.message import DecodeError
 from outrider.oip import inference_pb2 as oip
 from outrider.runtime.addons.kserve.options import add_options, read_options
 from outrider.runtime.addons.kserve.response import (
@@ -22,17 +21,13 @@ from outrider.runtime.addons.kserve.response import (
 )
 from outrider.runtime.addons.kserve.tensors import BOOL, BYTES, read_inputs
 from outrider.runtime.core.checks.rules import check_count
-from outrider.runtime.core.errors import (
-    MalformedRequest,
-    ModelNotFound,
-    RequestError,
-    UnsupportedOption,
-)
+from outrider.runtime.core.errors import ModelNotFound, RequestError, UnsupportedOption
 from outrider.runtime.core.events import Finished
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.loaded_model import LoadedModel
 from outrider.runtime.serving.requests.client import ClientIdentity
 from outrider.runtime.serving.response_stream import Batch
+from outrider.runtime.serving.v1.wire import parse
 from outrider.v1 import inference_pb2 as wire
 
 VERSION = "1"
@@ -58,6 +53,7 @@ EMPTY_FINAL, IS_FINAL, INDEX = (
 # Microseconds.
 _TIMEOUT = "timeout"
 MOST_ID = 128
+_ID = oip.ModelInferRequest.ID_FIELD_NUMBER
 _MOST_PARAMETERS = 64
 
 Send = Callable[[oip.ModelInferResponse], Awaitable[None]]
@@ -81,11 +77,11 @@ class Wishes:
 
 
 class InferRequest:
-    """A request of ``runtime.serving.request_handler``.
+    """A request of ``runtime.serving.request_handler``, parsed from bytes.
 
     Args:
         serving: the served model.
-        message: None where the bytes were no such message.
+        data: a ``ModelInferRequest``.
         client: who asks.
         send: takes the responses.
         is_stream: whether ``send`` takes more than one, each of which says if it is the last.
@@ -96,7 +92,7 @@ class InferRequest:
     def __init__(
         self,
         serving: LoadedModel,
-        message: oip.ModelInferRequest | None,
+        data: bytes,
         client: ClientIdentity,
         send: Send,
         *,
@@ -106,30 +102,22 @@ class InferRequest:
         self._client = client
         self._send = send
         self._is_stream = is_stream
-        self._message = message
-        self._id = id_of(message)
+        self._data = data
+        self._id = ""
         self._wishes = Wishes()
         self._num_input_tokens = 0
         self._answers: list[Answer] = []
         self._num_open = 0
 
     def client(self) -> ClientIdentity:
-        """Return who asks, with the time that the request gives itself."""
-        remaining_s = self._client.remaining_s
-        timeout_us = None if self._message is None else _timeout_us(self._message)
-        if timeout_us is None:
-            return self._client
-        own_s = timeout_us / 1e6
-        return replace(
-            self._client, remaining_s=own_s if remaining_s is None else min(own_s, remaining_s)
-        )
+        """Return who asks; behind ``message``, with the time that the request gives itself."""
+        return self._client
 
     def message(self) -> wire.GenerateRequest:
-        """Return what the message asks for, unchecked but for its tensors."""
-        message, serving = self._message, self._serving
-        self._message = None  # it may have megabytes, and the request may wait for long
-        if message is None:
-            raise MalformedRequest
+        """Return what the bytes ask for, unchecked but for its tensors."""
+        message, serving = parse(oip.ModelInferRequest, self._data), self._serving
+        self._data = b""  # it may have megabytes, and the request may wait for long
+        self._id = message.id
         if len(message.id) > MOST_ID:
             raise RequestError("id", f"must be at most {MOST_ID} characters")
         if not is_served(message.model_name, message.model_version, serving):
@@ -139,6 +127,7 @@ class InferRequest:
             raise RequestError("text_input", "is required")
         request = wire.GenerateRequest(text=inputs["text_input"])
         given, has_empty_final = _parameters(message)
+        self._limit_time(message)
         options = read_options(inputs.get("sampling_parameters", "{}"))
         if not options.keys().isdisjoint(given):
             rule = "must not say again what sampling_parameters say"
@@ -151,6 +140,13 @@ class InferRequest:
             echo_prefix=self._echo_prefix(inputs, echoes=request.echo),
         )
         return request
+
+    def _limit_time(self, message: oip.ModelInferRequest) -> None:
+        client, timeout_us = self._client, _timeout_us(message)
+        if timeout_us is not None:
+            own_s = timeout_us / 1e6
+            remaining_s = own_s if client.remaining_s is None else min(own_s, client.remaining_s)
+            self._client = replace(client, remaining_s=remaining_s)
 
     def _echo_prefix(self, inputs: dict[str, Any], *, echoes: bool) -> str:
         """Return the prompt where the text is to begin with it: by Triton's rule unless it is streamed."""
@@ -205,17 +201,21 @@ class InferRequest:
         )
 
 
-def message_of(data: bytes) -> oip.ModelInferRequest | None:
-    """Return the message of these bytes; None where they are none."""
-    try:
-        return oip.ModelInferRequest.FromString(data)
-    except DecodeError:
-        return None
+def id_of(data: bytes) -> str:
+    """Return the id of a request that may never be parsed, or its beginning; empty where it is not in its usual place.
 
-
-def id_of(message: oip.ModelInferRequest | None) -> str:
-    """Return a request's id; of one that is too long the beginning."""
-    return "" if message is None else message.id[:MOST_ID]
+    Whoever writes fields in their order has nothing before it but the model's name and version.
+    """
+    at = 0
+    for _ in range(_ID):
+        # The field's number and the kind of a text; then its size, in two bytes at most.
+        field, size, more = (*data[at : at + 3], 0, 0, 0)[:3]
+        at += 2 + (size > 127)
+        size = size & 127 | more << 7 if size > 127 else size
+        if field == _ID << 3 | 2:
+            return data[at : at + min(size, 4 * MOST_ID)].decode(errors="ignore")[:MOST_ID]
+        at += size
+    return ""
 
 
 def is_served(name: str, version: str, serving: LoadedModel) -> bool:

@@ -11,7 +11,6 @@ from outrider.runtime.addons.kserve.infer_request import (
     VERSION,
     InferRequest,
     is_served,
-    message_of,
 )
 from outrider.runtime.addons.kserve.response import OUTPUTS
 from outrider.runtime.addons.kserve.stream import InferStream
@@ -114,7 +113,5 @@ class OpenInferenceService:
             answers.append(response)
 
         caller = caller_of(grpc_gate.identity(), context, protocol="kserve", method="ModelInfer")
-        await readiness.handler.complete(
-            InferRequest(readiness.serving, message_of(data), caller, keep)
-        )
+        await readiness.handler.complete(InferRequest(readiness.serving, data, caller, keep))
         return answers[0].SerializeToString()

@@ -10,7 +10,7 @@ import asyncio
 
 import grpc.aio
 from outrider.oip import inference_pb2 as oip
-from outrider.runtime.addons.kserve.infer_request import IS_FINAL, InferRequest, id_of, message_of
+from outrider.runtime.addons.kserve.infer_request import IS_FINAL, InferRequest, id_of
 from outrider.runtime.core.errors import ServingError, SlowConsumer
 from outrider.runtime.core.tenant import Identity
 from outrider.runtime.serving.readiness import ServerState
@@ -60,15 +60,13 @@ class InferStream:
         Raises:
             SlowConsumer: the caller does not read.
         """
-        message, readiness, context = message_of(data), self._readiness, self._context
-        request_id = id_of(message)
+        readiness, context, request_id = self._readiness, self._context, id_of(data)
         try:
             caller = caller_of(
                 self._identity, context, protocol="kserve", method="ModelStreamInfer"
             )
-            call = InferRequest(readiness.serving, message, caller, self._send, is_stream=True)
-            # They may have megabytes, and the request may wait for long.
-            del data, message
+            call = InferRequest(readiness.serving, data, caller, self._send, is_stream=True)
+            del data  # it may have megabytes, and the request may wait for long
             await readiness.handler.complete(call)
         except SlowConsumer:
             raise

@@ -9,6 +9,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEADER_BYTES = 16 << 10
 """Of a request's target and all its headers together, as of a gRPC call's metadata."""
+_HEADER_OVERHEAD = 32
+"""Bytes beside its texts that a header counts, as in HTTP/2 (RFC 9113, section 10.5.1): it takes more in memory."""
 PATIENCE_S = 10.0
 """For a connection's first request, for the headers of each to arrive, and for what is sent between two."""
 MOST_PIPELINED = 16
@@ -31,6 +33,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take a connection, if there is room for it."""
         super().connection_made(transport)
         self._num_header_bytes = 0
+        # Since the parser told of anything.
+        self._num_untold = 0
         self._patience: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         if len(self.connections) > self.most_connections:
@@ -45,10 +49,20 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those that begin no request do not keep an idle connection."""
-        super().data_received(data)
-        if self.cycle is not None and self.cycle.response_complete:
-            self._wait()
+        """Take bytes; those that begin no request do not keep an idle connection.
+
+        The parser tells of a header once it is whole, and keeps what it has of it, however long that is.
+        """
+        for start in range(0, len(data), MOST_HEADER_BYTES):
+            piece = data[start : start + MOST_HEADER_BYTES]
+            self._num_untold += len(piece)
+            super().data_received(piece)
+            if self._num_untold > MOST_HEADER_BYTES:
+                self.transport.abort()
+            if self.transport.is_closing():
+                return
+            if self.cycle is not None and self.cycle.response_complete:
+                self._wait()
 
     def pause_writing(self) -> None:
         """Wait for the client to read."""
@@ -76,8 +90,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + _HEADER_OVERHEAD)
         super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._num_untold = 0
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """Have the request answered."""
@@ -101,6 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _count(self, num_bytes: int) -> None:
         """Count bytes of headers; the parser ends the connection for what a callback raises."""
+        self._num_untold = 0
         self._num_header_bytes += num_bytes
         if self._num_header_bytes > MOST_HEADER_BYTES:
             raise ValueError("headers too long")

@@ -139,6 +139,37 @@ def test_an_absurd_manifest(bundle: Path, manifest, changes: dict[str, object], 
     assert said in refused("serve", bundle, "--device", "cpu")
 
 
+DAMAGES = {
+    "missing": Path.unlink,
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "other": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damaged_file_of_a_bundle_is_refused_by_its_name(
+    damage: str, tiny_bundle: Path, tmp_path: Path
+):
+    files = [one.relative_to(tiny_bundle) for one in tiny_bundle.rglob("*") if one.is_file()]
+    assert len(files) > 5
+    for file in files:
+        root = Path(shutil.copytree(tiny_bundle, tmp_path / str(file).replace("/", "-")))
+        DAMAGES[damage](root / file)
+        assert str(file) in refused("serve", root, "--device", "cpu"), file
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damaged_file_of_a_checkpoint_is_refused_and_nothing_is_left(
+    damage: str, tiny_checkpoints: tuple[Path, Path], tmp_path: Path
+):
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        checkpoint = Path(shutil.copytree(tiny_checkpoints[1], tmp_path / name))
+        DAMAGES[damage](checkpoint / name)
+        refused("export", "--target", checkpoint, "--out", tmp_path / "out", "--max-context", "64")
+        assert {one.name for one in tmp_path.iterdir()} == {name}, name
+        shutil.rmtree(checkpoint)
+
+
 def test_a_nested_manifest(bundle: Path, manifest):
     manifest()
     text = (bundle / "manifest.json").read_text()

@@ -77,18 +77,17 @@ async def detokenize(
     given = values.get("tokens")
     most, vocab_size = serving.limits.max_prompt_bytes, serving.model.vocab_size
 
-    def checked() -> tuple[int, ...]:
+    def told() -> bytes:
         tokens = json_types.ids("tokens", given)
         check_count("tokens", tokens, most)
         check_ids("tokens", tokens, vocab_size)
-        return tokens
+        text = serving.codec.decode(tokens, skip_special_tokens=False)
+        if len(text) > MAX_ANSWER_BYTES:
+            raise RequestError("tokens", f"must be a text of at most {MAX_ANSWER_BYTES} letters")
+        return json_bytes({"prompt": text})
 
     num_bytes = BYTES_PER_TOKEN * len(given) if isinstance(given, list) else 0
-    tokens = await encoder.beside(num_bytes, checked)
-    text = await encoder.decode(tokens, skip_special_tokens=False)
-    if len(text) > MAX_ANSWER_BYTES:
-        raise RequestError("tokens", f"must be a text of at most {MAX_ANSWER_BYTES} letters")
-    return await encoder.beside(len(text), lambda: json_bytes({"prompt": text}))
+    return await encoder.beside(num_bytes, told)
 
 
 def tokenizer_info(readiness: ServerState) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 from outrider.errors import decode_error
 from outrider.oip import inference_pb2 as oip
+from outrider.runtime.addons.kserve import infer_request as kserve_request
 from outrider.runtime.addons.kserve import stream as kserve_stream
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.serving.factory import load_model
@@ -26,6 +27,7 @@ from tests.runtime.addons.kserve.requests import (
 )
 from tests.runtime.conftest import ENDLESS_TOKENS
 from tests.runtime.served import server_of
+from tests.runtime.serving.security.test_quotas import BARELY, security
 
 PATIENCE_S = 60.0
 GREEDY = {"temperature": 0.0, "max_tokens": 30}
@@ -127,6 +129,37 @@ async def test_bytes_that_are_no_message_fail_alone(start):
         answers = [oip.ModelStreamInferResponse.FromString(data) async for data in call]
     told = sorted(one.error_message for one in answers)
     assert told == ["", "MALFORMED_REQUEST: the request is not a well-formed message"]
+
+
+async def test_a_body_counts_before_it_is_parsed(start, tmp_path: Path, monkeypatch):
+    """A tenant that has used up its quota has nothing parsed, and is told which request it was."""
+    parsed: list[int] = []
+    parse = kserve_request.parse
+
+    def noted(kind, data: bytes):
+        parsed.append(len(data))
+        return parse(kind, data)
+
+    monkeypatch.setattr(kserve_request, "parse", noted)
+    limited, bad = security(tmp_path, f"[tenants.x]\n{BARELY}\nburst_requests = 1"), b"\xff" * 9
+    metadata, path = (("outrider-tenant", "x"),), "/inference.GRPCInferenceService/ModelStreamInfer"
+    late = [streamed("a" * 5000, name=name) for name in ("late", "ü" * 90)]
+    async with (
+        start(serve_options=KSERVE, security=limited) as run,
+        grpc.aio.insecure_channel(run.address) as channel,
+    ):
+        requests = iter([bad, *(one.SerializeToString() for one in late)])
+        call = channel.stream_stream(path)(requests, timeout=PATIENCE_S, metadata=metadata)
+        answers = [oip.ModelStreamInferResponse.FromString(data) async for data in call]
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            whole = channel.unary_unary(path.replace("Stream", ""))
+            await whole(late[0].SerializeToString(), timeout=PATIENCE_S, metadata=metadata)
+    told = {one.infer_response.id: one.error_message for one in answers}
+    assert told[""].startswith("MALFORMED_REQUEST: ")
+    for one in late:
+        assert told[one.id].startswith(f"[request id: {one.id}] QUOTA_EXCEEDED: ")
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert parsed == [len(bad)]
 
 
 @pytest.mark.parametrize("ends", ["cancel", "deadline"])

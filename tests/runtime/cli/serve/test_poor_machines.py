@@ -1,4 +1,4 @@
-"""A server on a machine that gives it little: few files, a full disk, a home that cannot be written."""
+"""A server on a machine that gives it little: few files, little memory, full disks, no shared memory, no home."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,15 +43,32 @@ async def crowd(address: str, num: int) -> list[asyncio.StreamWriter]:
     return writers
 
 
+def serving(bundle: Path, port_file: Path) -> list[str]:
+    command = [sys.executable, "-m", "outrider.runtime.cli", "serve", str(bundle), "--port", "0"]
+    return [*command, "--port-file", str(port_file), "--lb-delay-s", "0"]
+
+
+def without_shared_memory() -> tuple[str, ...]:
+    """Return what runs a command on a machine where nobody may write into /dev/shm."""
+    script = 'mount -t tmpfs -o ro none /dev/shm && exec "$@"'
+    within = ("unshare", "--mount", "sh", "-c", script, "")
+    if subprocess.run((*within, "true"), capture_output=True).returncode:
+        pytest.skip("this process may not mount")
+    return within
+
+
 @pytest.mark.parametrize(
-    "kind", ["few files", "full disks", "no home"], ids=lambda kind: kind.replace(" ", "_")
+    "kind",
+    ["few files", "little memory", "full disks", "no home", "no shared memory"],
+    ids=lambda kind: kind.replace(" ", "_"),
 )
 async def test_a_server_answers_where_a_machine_gives_it_little(
     kind: str, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     """Every accepted request is answered, and SIGTERM ends the server with its exit code."""
     port_file, options, environment = tmp_path / "port", ["--costs", str(tmp_path / "costs")], {}
-    most_files = 256 if kind == "few files" else None
+    most_files = 64 if kind == "few files" else None
+    within = without_shared_memory() if kind == "no shared memory" else ()
     if kind == "full disks":
         options = ["--audit-log", "/dev/full", "--costs", "/proc/nowhere"]
     if kind == "no home":
@@ -59,13 +77,18 @@ async def test_a_server_answers_where_a_machine_gives_it_little(
     def limited() -> None:
         if most_files is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
+        if kind == "little memory":
+            resource.setrlimit(resource.RLIMIT_DATA, (512 << 20, 512 << 20))
 
     with Path("/dev/full" if kind == "full disks" else os.devnull).open("wb") as log:  # noqa: ASYNC230
         server = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "outrider.runtime.cli", "serve", str(tiny_bundle)),
-            *("--port", "0", "--port-file", str(port_file), "--lb-delay-s", "0", *options),
+            *(*within, *serving(tiny_bundle, port_file), *options),
             cwd=ROOT,
-            env={"PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", ""), **environment},
+            env={
+                "PATH": os.environ["PATH"] if within else "",
+                "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+                **environment,
+            },
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
             preexec_fn=limited,
@@ -89,6 +112,41 @@ async def test_a_server_answers_where_a_machine_gives_it_little(
         if server.returncode is None:
             server.kill()
             await server.wait()
+
+
+@pytest.mark.long
+async def test_starts_that_race_for_empty_caches_both_answer(
+    tiny_bundle: Path, tmp_path: Path
+) -> None:
+    """Both compile the sampler's loops into one folder, and measure into another."""
+    environment = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    environment |= {"NUMBA_CACHE_DIR": str(tmp_path / "loops")}
+    files = [tmp_path / "0", tmp_path / "1"]
+    servers = [
+        await asyncio.create_subprocess_exec(
+            *(*serving(tiny_bundle, file), "--costs", str(tmp_path / "costs")),
+            cwd=ROOT,
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        for file in files
+    ]
+    try:
+        for server, file in zip(servers, files, strict=True):
+            assert server.stdout is not None
+            line = await asyncio.wait_for(server.stdout.readline(), 3 * PATIENCE_S)
+            assert line.startswith(b"serving on port"), line
+            assert await answer(f"127.0.0.1:{file.read_text().strip()}") == 5
+            server.send_signal(signal.SIGTERM)
+            assert await asyncio.wait_for(server.wait(), PATIENCE_S) == 0
+    finally:
+        for server in servers:
+            if server.returncode is None:
+                server.kill()
+                await server.wait()
+    assert [one.suffix for one in (tmp_path / "costs").iterdir()] == [".json"]
+    assert [*(tmp_path / "loops").rglob("*.nbi")]
 
 
 def test_no_jump_of_the_clock_reaches_a_request() -> None:

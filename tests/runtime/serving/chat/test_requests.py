@@ -24,6 +24,7 @@ from outrider.v1 import inference_pb2_grpc
 
 from tests.runtime.conftest import Running
 from tests.runtime.serving.chat.shapes import SHAPES, template_of
+from tests.runtime.serving.test_tokenization import Gate, put, settled
 
 SHAPE = SHAPES["qwen3"]
 TOKENIZER = SHAPE.tokenizer()
@@ -203,3 +204,14 @@ async def test_chats_are_rendered_beside_the_event_loop(
         # Of many messages, rendering is the work.
         await ids_of(running, HELLO * 40)
     assert threads == [False] * 3
+
+
+async def test_a_short_chat_waits_for_no_long_text(start_chat: Start) -> None:
+    async with start_chat() as running:
+        texts, gate = running.server.readiness.handler._texts, Gate()
+        long = put(texts, gate, "long", 64)
+        await settled()
+        assert await ids_of(running, HELLO)
+        assert not long.done()
+        gate.open()
+        await long

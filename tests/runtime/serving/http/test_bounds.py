@@ -38,6 +38,32 @@ async def test_few_requests_of_a_connection_wait(start_http):
         assert b"400 Bad Request" in await answer_to(http.port, LIVE * 2000)
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"GET /",
+        LIVE[:-2],
+        LIVE[:-2] + b"x: ",
+        LIVE + LIVE[:-2] + b"x: ",
+        LIVE.replace(b"GET", b"POST")[:-2] + b"transfer-encoding: chunked\r\n\r\n3;",
+        LIVE.replace(b"GET", b"POST")[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\nx: ",
+    ],
+    ids=["target", "name", "value", "second", "chunk", "trailer"],
+)
+async def test_what_never_ends_is_not_kept(start_http, begin: bytes):
+    """The parser would keep a header for as long as it lasts, in quadratic time."""
+    async with start_http() as http:
+        _, writer = await asyncio.open_connection("127.0.0.1", http.port)
+        num_bytes = 0
+        with pytest.raises(OSError):
+            while num_bytes < 64 << 20:
+                writer.write(begin if not num_bytes else b"a" * 4096)
+                await writer.drain()
+                num_bytes += 4096
+        # What sockets keep, too.
+        assert num_bytes < 16 << 20
+
+
 async def test_bytes_that_begin_no_request_keep_no_connection(start_http, monkeypatch):
     monkeypatch.setattr(protocol, "PATIENCE_S", 0.2)
     async with start_http() as http:
