@@ -87,6 +87,9 @@ def _with_halves(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted({*sizes, *(size for size in halfway if size < sizes[-1])}))
 
 
+CacheRows = Sequence[tuple[tuple[int, ...], int]]
+
+
 class KvCache:
     """Buffers of one model's slots, and how many tokens of each slot are valid.
 
@@ -109,6 +112,7 @@ class KvCache:
         self.lengths = [0] * num_slots
         # Of each layer: its sizes, and its place among the layers of these sizes.
         self._layers = [(one, heads[:layer].count(one)) for layer, one in enumerate(heads)]
+        self._counts = Counter(heads)
         self._allocate = zeros
         self._capacities = capacities
         self._growth_room = growth_room
@@ -118,14 +122,16 @@ class KvCache:
         self.capacity = self._capacities[0]
         # Of the layers of one H and D: [2 layers, max_batch, H, S, D], key, value, key, value ...
         self._groups = self._allocated(self.capacity)
+        # Of one token's keys and values, as ``read`` returns them.
+        self.token_shape = self.read(0, 1).shape
 
-    def rows(self, slot: int, num_slots: int) -> list[tuple[tuple[int, ...], int]]:
+    def rows(self, slot: int, num_slots: int) -> CacheRows:
         """[2 L] shapes [num_slots, H, S, D] and addresses of consecutive slots: key.0, value.0, key.1, value.1 ..."""
         groups = {
             sizes: ((num_slots, *held.shape[2:]), held.ctypes.data + slot * held.strides[1], held)
             for sizes, held in self._groups.items()
         }
-        found = []
+        found: list[tuple[tuple[int, ...], int]] = []
         for sizes, place in self._layers:
             shape, first, held = groups[sizes]
             step = held.strides[0]
@@ -199,18 +205,17 @@ class KvCache:
                 values[:, slot, :, end : self._written[slot]] = 0.0
         self._written[slot] = end
 
-    @property
-    def token_shape(self) -> tuple[int, ...]:
-        """Shape of one token's keys and values, as ``read`` returns them."""
-        return self.read(0, 1).shape
-
     def read(self, slot: int, end: int, start: int = 0) -> FloatArray:
         """[2 L, H, n, D] float32: a copy of what a slot holds of n tokens; [n, F] where H and D differ by layer."""
         parts = [values[:, slot, :, start:end] for values in self._groups.values()]
         if len(parts) == 1:
             return parts[0].copy()
         none = np.empty((end - start, 0), np.float32)
-        flat = (part.transpose(2, 0, 1, 3).reshape(end - start, -1) for part in parts)
+        sizes = (2 * count * heads * size for (heads, size), count in self._counts.items())
+        flat = (
+            part.transpose(2, 0, 1, 3).reshape(end - start, size)
+            for part, size in zip(parts, sizes, strict=True)
+        )
         return np.concatenate([none, *flat], axis=1)
 
     def write(self, slot: int, start: int, values: FloatArray) -> None:
@@ -260,8 +265,7 @@ class KvCache:
 
     def _allocated(self, capacity: int) -> dict[tuple[int, int], FloatArray]:
         """Return zeroed memory for each H and D that layers have."""
-        counts = Counter(sizes for sizes, _ in self._layers)
         return {
             (heads, size): self._allocate((2 * count, len(self.lengths), heads, capacity, size))
-            for (heads, size), count in counts.items()
+            for (heads, size), count in self._counts.items()
         }

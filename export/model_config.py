@@ -219,7 +219,8 @@ def _caches(config: PretrainedConfig) -> tuple[tuple[int, int], ...]:
     if not {"head_dim", "num_key_value_heads"} & set(config.per_layer_attributes or ()):
         return ()
     return tuple(
-        (int(one.num_key_value_heads), int(one.head_dim)) for one in config.per_layer_config
+        (int(one.num_key_value_heads or one.num_attention_heads), int(one.head_dim))
+        for one in config.per_layer_config
     )
 
 

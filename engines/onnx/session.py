@@ -32,7 +32,7 @@ from outrider.engines.bundle.names import (
     present_names,
 )
 from outrider.engines.bundle.states import StatesEntry, kept_names, place_names
-from outrider.engines.kv_cache import KvCache
+from outrider.engines.kv_cache import CacheRows, KvCache
 from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -221,33 +221,20 @@ def bind_caches(
     binding: onnxruntime.IOBinding, cache: KvCache, num_layers: int, *, slot: int, num_rows: int
 ) -> None:
     """Bind the texts' caches of slots: one memory as past and as present."""
-    bind_past(binding, cache, past_names(num_layers), slot=slot, num_rows=num_rows)
-    bind_present(binding, cache, present_names(num_layers), slot=slot, num_rows=num_rows)
+    rows = cache.rows(slot, num_rows)
+    bind_past(binding, past_names(num_layers), rows)
+    bind_present(binding, present_names(num_layers), rows)
 
 
-def bind_past(
-    binding: onnxruntime.IOBinding,
-    cache: KvCache,
-    names: Sequence[str],
-    *,
-    slot: int,
-    num_rows: int,
-) -> None:
+def bind_past(binding: onnxruntime.IOBinding, names: Sequence[str], rows: CacheRows) -> None:
     """Bind the caches of slots as inputs: key.0, value.0, key.1, value.1 ..."""
-    for name, (shape, pointer) in zip(names, cache.rows(slot, num_rows), strict=True):
+    for name, (shape, pointer) in zip(names, rows, strict=True):
         binding.bind_input(name, "cpu", 0, np.float32, shape, pointer)
 
 
-def bind_present(
-    binding: onnxruntime.IOBinding,
-    cache: KvCache,
-    names: Sequence[str],
-    *,
-    slot: int,
-    num_rows: int,
-) -> None:
+def bind_present(binding: onnxruntime.IOBinding, names: Sequence[str], rows: CacheRows) -> None:
     """Bind the caches of slots as outputs, in the same order."""
-    for name, (shape, pointer) in zip(names, cache.rows(slot, num_rows), strict=True):
+    for name, (shape, pointer) in zip(names, rows, strict=True):
         binding.bind_output(name, "cpu", 0, np.float32, shape, pointer)
 
 

@@ -159,8 +159,8 @@ class OnnxSources:
         lengths = _lengths_of(sources)
         binding = self._session.io_binding()
         _bind(binding, {name: given, SOURCE_LENGTH: lengths})
-        bind_past(binding, self._cache, self._past, slot=first, num_rows=num_rows)
-        bind_present(binding, self._cache, self._present, slot=first, num_rows=num_rows)
+        bind_past(binding, self._past, self._cache.rows(first, num_rows))
+        bind_present(binding, self._present, self._cache.rows(first, num_rows))
         hidden = self._bind_answers(binding, num_rows, num_tokens) if self._keeps_answers else None
         self._run(binding)
         for row, source in enumerate(sources):
@@ -218,7 +218,7 @@ class OnnxSources:
         """Bind the sources of slots to a call of a decoder's graph; their lengths stay those of the moment."""
         lengths = self._lengths[slot : slot + num_rows]
         binding.bind_input(SOURCE_LENGTH, "cpu", 0, np.int64, lengths.shape, lengths.ctypes.data)
-        bind_past(binding, self._cache, self._past, slot=slot, num_rows=num_rows)
+        bind_past(binding, self._past, self._cache.rows(slot, num_rows))
 
     def check_share(self, slot: int, destinations: Sequence[int]) -> None:
         """Refuse to share a source that is not there; see ``engines.spans``."""

@@ -88,8 +88,8 @@ MUTANTS = {
     ),
     "another slot's memory": (
         sources,
-        "bind_past(binding, self._cache, self._past, slot=slot, num_rows=num_rows)",
-        "bind_past(binding, self._cache, self._past, slot=0, num_rows=num_rows)",
+        "bind_past(binding, self._past, self._cache.rows(slot, num_rows))",
+        "bind_past(binding, self._past, self._cache.rows(0, num_rows))",
         "moved",
     ),
     "source left behind by a move of no tokens": (

@@ -11,9 +11,12 @@ import torch
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.model_config import read_model_config
 from outrider.export.pipeline import ExportOptions, export_bundle
-from outrider.export.weights.blocks import BITS, quantize_file
+from outrider.export.weights.blocks import BITS, product_moments, quantize_file
 from outrider.export.weights.lookup import integer_lookups, rows_of
+from outrider.export.weights.widened import load_widened
+from outrider.export.weights.written_text import WrittenText
 
 from scripts.check_parity import random_model
 
@@ -116,3 +119,29 @@ def test_four_bits_leave_eight_to_keys_values_and_all_behind_the_last_of_them(
     # Of a layer: queries, keys and values in one product; output; gate and up in one; down. Last the head.
     four, eight = onnx.TensorProto.INT4, onnx.TensorProto.INT8
     assert found == [eight, four, four, four] * 2 + [eight] * 5
+
+
+def test_layers_that_read_the_caches_of_others_keep_four_bits(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    export_model(
+        random_model("gemma4_text", 64, vocab_size=90, vocab_size_per_layer_input=90), path
+    )
+    quantize_file(path, "int4")
+    graph = onnx.load(path).graph
+    types = {one.name: one.data_type for one in graph.initializer}
+    stored = [types[node.input[0]] for node in graph.node if node.op_type == "DequantizeLinear"]
+    four = stored.count(onnx.TensorProto.INT4)
+    # Two layers of their own, one that reads, and the last.
+    assert four >= len(stored) / 3
+
+
+def test_tokens_weigh_alike_in_the_moments(tmp_path: Path) -> None:
+    """Each adds a trace of one, however long its values are."""
+    path, model = tmp_path / "model.onnx", random_model("qwen2", 64, vocab_size=90)
+    export_model(model, path)
+    text = WrittenText(np.random.default_rng(0).integers(0, 90, (2, 12)))
+    model_config = read_model_config(model.config)
+    found = product_moments(load_widened(path).graph, path, model_config, text, 8)
+    assert len(found) == 9
+    for name, moments in found.items():
+        assert np.einsum("pii->", moments) == pytest.approx(text.tokens.size, rel=1e-4), name
