@@ -102,6 +102,9 @@ class TextReader:
         self._marked = None if calls is None or calls.is_whole else _Heads(calls)
         whole = calls if calls is None or calls.is_whole else calls.bare
         self._whole = None if whole is None else _Heads(whole)
+        # A token that begins the trigger: an answer that ends behind it was cut within a call.
+        trigger = calls.trigger if calls is not None else ""
+        self._trigger_mark = next((one for one in known.ids if trigger.startswith(one)), trigger)
         self._heads: _Heads | None = None  # of the last call
         opened, self._closed = known.reasoning or ("", "")
         self.count = _ReasoningCount(known, is_thinking=is_thinking).count
@@ -175,6 +178,9 @@ class TextReader:
         trigger = self._marked.format.trigger
         place = self._held.find(trigger)
         if place < 0:
+            cut = self._held.rfind(self._trigger_mark) if is_last else -1
+            if cut >= 0 and self._marked.is_cut(self._held[cut:], self._names):
+                self._held = self._held[:cut].rstrip()
             self._say(_certain(self._held, trigger, is_last))
             return False
         head = self._marked.first.match(self._held, place)

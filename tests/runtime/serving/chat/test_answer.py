@@ -239,6 +239,21 @@ def test_messages_of_channels_are_reasoning_content_and_calls() -> None:
     assert parts("{}", known) == ("{}", "", [])
 
 
+def test_a_call_of_channels_that_is_cut_in_its_head_leaves_no_marks() -> None:
+    known, _ = with_channels()
+    trigger, mark = BY_NAME["harmony"].trigger, "<|channel|>"
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    for length in range(1, len(trigger) + 1):
+        cut = trigger[:length]
+        # What is no whole mark was written as letters.
+        content = "" if length >= len(mark) else cut
+        assert parts(f"Hi {cut}", known) == (f"Hi {content}".rstrip(), "", [])
+        if content == "":
+            assert parts(cut, known) == ("", "", [])
+            assert parts(thought + cut, known) == ("", "hm", [])
+    assert parts(f"{trigger[:-1]} x", known) == (f"{trigger[:-1]} x", "", [])
+
+
 def test_tokens_of_a_channel_s_reasoning_are_counted_with_its_marks() -> None:
     known, codec = with_channels()
     thought = codec.encode("<|channel|>analysis<|message|>hm<|end|>", False)
