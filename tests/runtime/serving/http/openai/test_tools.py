@@ -297,6 +297,11 @@ REFUSED = [
      "tools", "response_format.json_schema.schema: Invalid type"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}},
       "tools": None}, "response_format.json_schema.schema", "odd"),
+    *(
+        ({"tools": None, "grammar": text}, "grammar", "grammar: at ")
+        for text in ('start: "a" %json {"type": "odd"}',
+                     'start: arguments_7\narguments_7: %json {"type": "odd"}')
+    ),
     ({"max_completion_tokens": 9999}, "max_completion_tokens", "must be in"),
     ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "must be in"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
