@@ -265,5 +265,5 @@ def _short(message: str, text: str, made_of: str) -> str:
         told = f'cannot keep {names}; leave it out, or say "x-guidance": {{"lenient": true}} and check answers'
     if whose is not None:
         part = "json_schema" if whose[1] is None else f"parameters of tools[{whose[1]}]"
-        told = f"{part}: {told}"
+        told = told if part == made_of else f"{part}: {told}"
     return told if len(told) <= MOST_RULE else told[: MOST_RULE - 3] + "..."

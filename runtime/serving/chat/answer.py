@@ -113,6 +113,7 @@ class TextReader:
         if known.content:
             self._marks |= {known.turn: self._begin, known.content: self._final}
         self._has_channels = bool(known.content)
+        self._tokens = tuple(known.ids)
         self._read: Callable[[bool], bool] = self._thought if is_thinking else self._begin
         self._held = ""
         self._trims = True
@@ -139,7 +140,9 @@ class TextReader:
         if any(mark.startswith(found) for mark in self._marks):
             if not is_last:
                 return False
-            self._held = "" if self._has_channels else self._held
+            # Without a whole token of the marks it is a text that begins like one.
+            is_cut = self._has_channels and any(one in found for one in self._tokens)
+            self._held = "" if is_cut else self._held
         self._read, self._trims = self._text, False
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -233,10 +234,12 @@ def test_messages_of_channels_are_reasoning_content_and_calls() -> None:
     assert parts(call, known) == ("", "", calls)
     # No call is in the content, and what is cut within marks is neither.
     assert parts(f"{final}{call}", known) == (call, "", [])
-    whole = thought + turn + final
-    for length in range(len(thought), len(whole) + 1):
-        assert parts(whole[:length], known) == ("", "hm", [])
-    assert parts("{}", known) == ("{}", "", [])
+    tokens = re.findall(r"<\|\w+\|>|.", turn + final)
+    for num in range(len(tokens) + 1):
+        assert parts(thought + "".join(tokens[:num]), known) == ("", "hm", [])
+    for text in ("{}", "<", "<|", "<|chan", " ", "\n\n"):
+        assert parts(text, known) == (text, "", [])
+    assert parts("<|channel|>", known) == parts("<|channel|>ana", known) == ("", "", [])
 
 
 def test_a_call_of_channels_that_is_cut_in_its_head_leaves_no_marks() -> None:
