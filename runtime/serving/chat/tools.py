@@ -80,6 +80,9 @@ def check_choice(chat: wire.Chat, known: AnswerFormat, max_bytes: int) -> None:
         if known.calls is None:
             rule = "needs a chat template whose format of calls is known; use auto or none"
             raise UnsupportedOption(CHOICE_FIELD, rule)
+        if chat.continue_final_message and known.content:
+            rule = "must be auto or none with continue_final_message, which goes on within content"
+            raise RequestError(CHOICE_FIELD, rule)
     if choice and chat.tools_json and known.calls is not None:
         check_text(TOOLS_FIELD, chat.tools_json, max_bytes)
         names = [one.name for one in tools_of(chat.tools_json)]

@@ -196,7 +196,9 @@ def grammar_of(
     has_no_spaces = request.disable_any_whitespace
     if has_no_spaces and kinds != [GrammarKind.JSON_SCHEMA]:
         raise RequestError("disable_any_whitespace", "needs json_schema")
-    if calls_tools(request, rules) and kinds in ([], [GrammarKind.JSON_SCHEMA]):
+    # With channels an answer that goes on within the content has no place for calls.
+    is_content = request.chat.continue_final_message and bool(rules.answers.content)
+    if not is_content and calls_tools(request, rules) and kinds in ([], [GrammarKind.JSON_SCHEMA]):
         found = _tools_grammar(request, rules, scope, prompt)
         return found or _reasoning_grammar(request, rules, scope, prompt)
     if kinds and request.chat.tool_choice == REQUIRED:

@@ -262,6 +262,21 @@ async def test_an_answer_of_a_form_is_the_content_of_its_channel(start_writing):
             assert found["content"] == "a/b\n/"
 
 
+async def test_a_message_of_channels_that_goes_on_has_neither_marks_nor_calls(start_writing):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    for text, fields in (("it rains.", {}), ('{"a": 2}', {"response_format": form})):
+        messages = [*USER, {"role": "assistant", "content": "So: "}]
+        asked = {"messages": messages, "continue_final_message": True} | fields
+        opening = "<|channel|>final<|message|>So: "
+        async with start_writing(text, "gpt_oss", opening) as http:
+            found = [(await answers(http, **asked, tool_choice=one))[0] for one in ("auto", "none")]
+            refused = await http.chat(**ASKED | asked | {"tool_choice": "required"})
+        assert [(one["content"], called(one)) for one in found] == [(text, [])] * 2
+        assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+        assert "with continue_final_message" in refused.error["message"]
+
+
 @pytest.mark.parametrize(
     ("shape", "told"), [("granite", "tool_calls"), ("chatml", "tools, tool_calls"), ("qwen3", None)]
 )
