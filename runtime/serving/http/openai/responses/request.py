@@ -106,7 +106,7 @@ def response_names(values: Mapping[str, Any]) -> Callable[[str], str]:
     text = values.get("text")
     form = text.get("format") if isinstance(text, dict) else None
     most = values.get("max_output_tokens")
-    chat = field_names({"max_completion_tokens": most, "response_format": form})
+    chat = field_names({"max_completion_tokens": most, "response_format": form}, is_chat=True)
 
     def written(name: str) -> str:
         name = chat(name)
