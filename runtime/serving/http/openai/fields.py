@@ -160,9 +160,10 @@ def field_names(values: Mapping[str, Any], *, is_chat: bool) -> Callable[[str], 
     if values.get("top_logprobs") is not None:
         names["logprobs"] = "top_logprobs"
     form = values.get("response_format")
-    if isinstance(form, dict):
-        is_schema = form.get("type") == "json_schema"
-        names["json_schema"] = f"response_format{'.json_schema.schema' if is_schema else ''}"
+    paths = {"json_object": "response_format", "json_schema": "response_format.json_schema.schema"}
+    kind = form.get("type") if isinstance(form, dict) else None
+    if isinstance(kind, str) and kind in paths and values.get("json_schema") is None:
+        names["json_schema"] = paths[kind]
     return lambda name: names.get(name, name)
 
 
