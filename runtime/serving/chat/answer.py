@@ -264,23 +264,29 @@ class _ReasoningCount:
         opened, closed = known.reasoning or (None, "")
         self._opening = known.opening or (() if opened is None else (known.ids[opened],))
         self._closing = known.ids.get(closed)
-        # None: it is not known whether it begins; True: it goes on.
-        self._counts: bool | None = True if is_thinking else None
-        self._first = tuple[int, ...]()
+        # With channels another reasoning may follow.
+        self._again = (*known.turn_ids, *self._opening) if known.content else ()
+        self._is_thinking = is_thinking
+        # What would begin it, as far as it has not come yet; nothing where none can begin.
+        self._wanted = () if is_thinking else self._opening
 
     def count(self, tokens: tuple[int, ...]) -> int:
         """Return how many of the next tokens are reasoning, its marks included."""
-        if not self._opening or self._counts is False or not tokens:
+        if not self._is_thinking and not self._wanted:
             return 0
-        if self._counts is None:
-            tokens = self._first = (*self._first, *tokens)
-            if tokens[: len(self._opening)] != self._opening[: len(tokens)]:
-                self._counts = False
-            if self._counts is False or len(tokens) < len(self._opening):
-                return 0
-        counted = next((i for i, one in enumerate(tokens, 1) if one == self._closing), None)
-        self._counts = counted is None
-        return len(tokens) if counted is None else counted
+        return sum(map(self._count, tokens))
+
+    def _count(self, token: int) -> int:
+        if self._is_thinking:
+            if token == self._closing:
+                self._is_thinking, self._wanted = False, self._again
+            return 1
+        if self._wanted[:1] != (token,):
+            self._wanted = ()
+            return 0
+        self._wanted = self._wanted[1:]
+        self._is_thinking = not self._wanted
+        return len(self._opening) if self._is_thinking else 0
 
 
 class _Heads:

@@ -155,6 +155,7 @@ class AnswerFormat:
         reasoning: the tokens around it; None for none. With channels the first is of several tokens.
         opening: ids of what begins reasoning, where these are several.
         turn: with channels, what stands between two messages; empty without.
+        turn_ids: of its tokens.
         content: with channels, what stands in front of the content.
         ids: of the tokens that stand in these formats and in no plain text, by their texts.
         special_ids: of the tokens that no text spells: ends, and marks of chats.
@@ -166,6 +167,7 @@ class AnswerFormat:
     reasoning: tuple[str, str] | None = None
     opening: tuple[int, ...] = ()
     turn: str = ""
+    turn_ids: tuple[int, ...] = ()
     content: str = ""
     ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     special_ids: tuple[int, ...] = field(default=(), hash=False)
@@ -212,6 +214,7 @@ def recognise(templates: Iterable[str], codec: TokenizersCodec) -> AnswerFormat:
         reasoning=reasoning,
         opening=codec.encode(_ANALYSIS[0], False) if has_channels else (),
         turn=_TURN if has_channels else "",
+        turn_ids=codec.encode(_TURN, False) if has_channels else (),
         content=_FINAL if has_channels else "",
         ids=ids | {one: added[one] for one in reasoning or () if one in added},
         special_ids=tuple(sorted(i for one, i in added.items() if codec.is_special(one))),

@@ -266,6 +266,13 @@ def test_tokens_of_a_channel_s_reasoning_are_counted_with_its_marks() -> None:
         for begin in range(0, len(tokens), size):
             num += reader.count(tokens[begin : begin + size])
         assert num == len(thought)
+    # As many messages of it as there are, and none behind the content.
+    turn = codec.encode("<|start|>assistant", False)
+    several = thought + turn + thought + turn + thought + rest + thought
+    for size in (1, 3, 100):
+        reader = TextReader(known, NAMES, is_thinking=False)
+        pieces = [several[begin : begin + size] for begin in range(0, len(several), size)]
+        assert sum(map(reader.count, pieces)) == 3 * len(thought)
     reader = TextReader(known, NAMES, is_thinking=False)
     assert sum(reader.count((token,)) for token in rest[-20:]) == 0
 
