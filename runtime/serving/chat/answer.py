@@ -112,6 +112,7 @@ class TextReader:
         self._marks = {opened: self._thought} if opened else {}
         if known.content:
             self._marks |= {known.turn: self._begin, known.content: self._final}
+            self._marks[known.aside] = self._thought
         self._has_channels = bool(known.content)
         self._tokens = tuple(known.ids)
         self._read: Callable[[bool], bool] = self._thought if is_thinking else self._begin
@@ -174,6 +175,13 @@ class TextReader:
                 self._call(head, self._whole)
                 return True
             if head is None and not is_last and self._whole.may_begin(self._held):
+                return False
+            if (
+                self._has_channels
+                and self._whole.format.trigger.strip() in self._held
+                and (self._whole.is_cut(self._held, self._names))
+            ):
+                self._held = ""
                 return False
         if self._marked is None:
             self._say(len(self._held))
@@ -294,21 +302,26 @@ class _Heads:
 
     def __init__(self, calls: CallFormat) -> None:
         self.format = calls
-        head = rf"(?P<name>[\w.-]{{1,64}}){_loose(calls.middle)}(?=\{{)"
+        self._middles = (calls.middle, *calls.other_middles)
+        middle = "|".join(map(_loose, self._middles))
+        head = rf"(?P<name>[\w.-]{{1,64}})(?:{middle})(?=\{{)"
         self.first = re.compile(_loose(calls.begin + calls.open) + head)
         self.next = re.compile(_loose(calls.close + calls.between + calls.open) + head)
         self.last = re.compile(_loose(calls.close + calls.end))
 
     def is_cut(self, text: str, names: frozenset[str]) -> bool:
         """Return whether a text ends within the head of a call."""
-        return _is_cut(text, self.format.begin + self.format.open, names, self.format.middle)
+        return self._is_cut(text, self.format.begin + self.format.open, names)
 
     def is_cut_behind(self, text: str, names: frozenset[str]) -> bool:
         """Return whether a text behind arguments ends within the end of the calls, or within the next one's head."""
         calls = self.format
         is_end = _dense(calls.close + calls.end).startswith(_dense(text))
         head = calls.close + calls.between + calls.open
-        return is_end or _is_cut(text, head, names, calls.middle)
+        return is_end or self._is_cut(text, head, names)
+
+    def _is_cut(self, text: str, opened: str, names: frozenset[str]) -> bool:
+        return any(_is_cut(text, opened, names, middle) for middle in self._middles)
 
     def may_begin(self, text: str) -> bool:
         """Return whether a text may go on to be a call."""

@@ -242,6 +242,26 @@ def test_messages_of_channels_are_reasoning_content_and_calls() -> None:
     assert parts("<|channel|>", known) == parts("<|channel|>ana", known) == ("", "", [])
 
 
+def test_other_heads_and_messages_of_channels_are_no_content() -> None:
+    known, _ = with_channels()
+    thought, turn = "<|channel|>analysis<|message|>hm<|end|>", "<|start|>assistant"
+    aside, final = "<|channel|>commentary<|message|>I look. <|end|>", "<|channel|>final<|message|>"
+    channel, calls = "<|channel|>commentary", [["weather", FIRST]]
+    for head in (" <|constrain|>json", " json", ""):
+        role = f" to=functions.weather{channel}{head}<|message|>"
+        marked = f"{channel} to=functions.weather{head}<|message|>"
+        for call in (role, marked):
+            assert parts(call + FIRST, known) == ("", "", calls)
+            assert parts(thought + turn + call + FIRST, known) == ("", "hm", calls)
+            assert parts(aside + turn + call + FIRST, known) == ("", "I look.", calls)
+        for length in range(len(" to=functions."), len(role) + 1):
+            assert parts(thought + turn + role[:length], known) == ("", "hm", [])
+    assert parts(aside + turn + final + "It rains.", known) == ("It rains.", "I look.", [])
+    assert parts(thought + turn + aside, known) == ("", "hmI look.", [])
+    for text in (" to=functions.season", "to", "to=functions", f"to=functions.x{channel} hm"):
+        assert parts(text, known) == (text, "", [])
+
+
 def test_a_call_of_channels_that_is_cut_in_its_head_leaves_no_marks() -> None:
     known, _ = with_channels()
     trigger, mark = BY_NAME["harmony"].trigger, "<|channel|>"
