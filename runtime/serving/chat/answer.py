@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from outrider.runtime.core.events import Finished
@@ -99,12 +99,9 @@ class TextReader:
     def __init__(self, known: AnswerFormat, names: frozenset[str], *, is_thinking: bool) -> None:
         self._names = names
         calls = known.calls if names else None
-        self._marked = None if calls is None or calls.is_whole else _Heads(calls)
+        self._marked = None if calls is None or calls.is_whole else _Heads(calls, known.ids)
         whole = calls if calls is None or calls.is_whole else calls.bare
         self._whole = None if whole is None else _Heads(whole)
-        # A token that begins the trigger: an answer that ends behind it was cut within a call.
-        trigger = calls.trigger if calls is not None else ""
-        self._trigger_mark = next((one for one in known.ids if trigger.startswith(one)), trigger)
         self._heads: _Heads | None = None  # of the last call
         opened, self._closed = known.reasoning or ("", "")
         self.count = _ReasoningCount(known, is_thinking=is_thinking).count
@@ -113,8 +110,8 @@ class TextReader:
         if known.content:
             self._marks |= {known.turn: self._begin, known.content: self._final}
             self._marks[known.aside] = self._thought
-        self._has_channels = bool(known.content)
-        self._tokens = tuple(known.ids)
+        # Tokens of marks, where answers are messages of channels.
+        self._channels = tuple(known.ids) if known.content else ()
         self._read: Callable[[bool], bool] = self._thought if is_thinking else self._begin
         self._held = ""
         self._trims = True
@@ -142,7 +139,7 @@ class TextReader:
             if not is_last:
                 return False
             # Without a whole token of the marks it is a text that begins like one.
-            is_cut = self._has_channels and any(one in found for one in self._tokens)
+            is_cut = any(one in found for one in self._channels)
             self._held = "" if is_cut else self._held
         self._read, self._trims = self._text, False
         return True
@@ -157,7 +154,7 @@ class TextReader:
             return False
         self._parts.reasoning += self._taken(len(self._held[:place].rstrip()))
         self._held = self._held.lstrip()[len(self._closed) :]
-        self._read, self._trims = self._begin if self._has_channels else self._text, True
+        self._read, self._trims = self._begin if self._channels else self._text, True
         return True
 
     def _final(self, is_last: bool) -> bool:
@@ -177,7 +174,7 @@ class TextReader:
             if head is None and not is_last and self._whole.may_begin(self._held):
                 return False
             if (
-                self._has_channels
+                self._channels
                 and self._whole.format.trigger.strip() in self._held
                 and (self._whole.is_cut(self._held, self._names))
             ):
@@ -189,7 +186,7 @@ class TextReader:
         trigger = self._marked.format.trigger
         place = self._held.find(trigger)
         if place < 0:
-            cut = self._held.rfind(self._trigger_mark) if is_last else -1
+            cut = self._held.rfind(self._marked.token) if is_last else -1
             if cut >= 0 and self._marked.is_cut(self._held[cut:], self._names):
                 self._held = self._held[:cut].rstrip()
             self._say(_certain(self._held, trigger, is_last))
@@ -300,8 +297,11 @@ class _ReasoningCount:
 class _Heads:
     """Patterns of the text in front of a format's arguments, and behind the last ones."""
 
-    def __init__(self, calls: CallFormat) -> None:
+    def __init__(self, calls: CallFormat, tokens: Collection[str] = ()) -> None:
         self.format = calls
+        # That begins the trigger: an answer that ends behind it was cut within a call.
+        trigger = calls.trigger
+        self.token = next((one for one in tokens if trigger.startswith(one)), trigger)
         self._middles = (calls.middle, *calls.other_middles)
         middle = "|".join(map(_loose, self._middles))
         head = rf"(?P<name>[\w.-]{{1,64}})(?:{middle})(?=\{{)"
