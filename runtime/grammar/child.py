@@ -94,7 +94,11 @@ def _data_bytes() -> int:
 def _judged(tokenizer: Any, asked: Mapping[str, Any]) -> bytes:
     try:
         matcher = compiled(
-            tokenizer, asked["kind"], asked["text"], allows_whitespace=asked["allows_whitespace"]
+            tokenizer,
+            asked["kind"],
+            asked["text"],
+            allows_whitespace=asked["allows_whitespace"],
+            made_of=asked["made_of"],
         )
     except GrammarError as error:
         return str(error).encode()

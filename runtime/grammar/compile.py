@@ -115,6 +115,7 @@ class GrammarCompiler:
             "kind": params.kind,
             "text": params.text,
             "allows_whitespace": params.allows_whitespace,
+            "made_of": params.field,
             **self._limits,
         }
         try:

@@ -195,6 +195,7 @@ class GrammarConstraints:
                 params.kind,
                 params.text,
                 allows_whitespace=params.allows_whitespace,
+                made_of=params.field,
             )
         except GrammarError as error:
             raise RequestError(params.name, str(error)) from error

@@ -159,7 +159,9 @@ def without_special_texts(description: str) -> str:
     return json.dumps(contents)
 
 
-def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace: bool) -> LLMatcher:
+def compiled(
+    tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace: bool, made_of: str = ""
+) -> LLMatcher:
     """Return a matcher that has consumed nothing; other threads run meanwhile.
 
     Args:
@@ -167,6 +169,7 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
         kind: value of a ``GrammarKind``.
         text: the schema, expression or grammar.
         allows_whitespace: of a schema: a space, or a new line with its indent, between two parts.
+        made_of: field that the grammar was made of; empty where it is the caller's own.
 
     Raises:
         GrammarError: the grammar cannot be used.
@@ -186,13 +189,13 @@ def compiled(tokenizer: LLTokenizer, kind: str, text: str, *, allows_whitespace:
         else:
             grammar = LLMatcher.grammar_from_lark(text)
     except ValueError as error:
-        raise GrammarError(_short(str(error), text)) from error
+        raise GrammarError(_short(str(error), text, made_of)) from error
     limits = LLParserLimits(
         max_lexer_states=_MOST_LEXER_STATES, max_grammar_size=_MOST_SYMBOLS, verbose_errors=False
     )
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if matcher.is_error():
-        raise GrammarError(_short(matcher.get_error(), text))
+        raise GrammarError(_short(matcher.get_error(), text, made_of))
     return matcher
 
 
@@ -245,7 +248,7 @@ def _wrong_line(message: str, text: str) -> str:
     return lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
 
 
-def _short(message: str, text: str) -> str:
+def _short(message: str, text: str, made_of: str) -> str:
     """Return what a message of the library says is wrong, without what it repeats of the grammar."""
     lines = [line.strip() for line in message.splitlines()] or [""]
     told = next((line for line in lines if line.startswith("error: ")), lines[0])
@@ -253,13 +256,14 @@ def _short(message: str, text: str) -> str:
     told = " ".join(
         _HIDDEN if _repeats(word, given) else word for word in told.removeprefix("error: ").split()
     )
-    whose = _WHOSE.match(_wrong_line(message, text))
-    if whose is not None:
+    # A caller's own grammar may have rules of these names, and its places are his.
+    whose = _WHOSE.match(_wrong_line(message, text)) if made_of else None
+    if made_of:
         told = _PLACE.sub("", told, count=1)
     if found := _UNKEPT.fullmatch(told):
         names = found[1].replace('"', "")
         told = f'cannot keep {names}; leave it out, or say "x-guidance": {{"lenient": true}} and check answers'
     if whose is not None:
         part = "json_schema" if whose[1] is None else f"parameters of tools[{whose[1]}]"
-        told = f"{part}: {told}"
+        told = told if part == made_of else f"{part}: {told}"
     return told if len(told) <= MOST_RULE else told[: MOST_RULE - 3] + "..."

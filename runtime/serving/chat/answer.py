@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from outrider.runtime.core.events import Finished
@@ -99,7 +99,7 @@ class TextReader:
     def __init__(self, known: AnswerFormat, names: frozenset[str], *, is_thinking: bool) -> None:
         self._names = names
         calls = known.calls if names else None
-        self._marked = None if calls is None or calls.is_whole else _Heads(calls)
+        self._marked = None if calls is None or calls.is_whole else _Heads(calls, known.ids)
         whole = calls if calls is None or calls.is_whole else calls.bare
         self._whole = None if whole is None else _Heads(whole)
         self._heads: _Heads | None = None  # of the last call
@@ -109,7 +109,9 @@ class TextReader:
         self._marks = {opened: self._thought} if opened else {}
         if known.content:
             self._marks |= {known.turn: self._begin, known.content: self._final}
-        self._has_channels = bool(known.content)
+            self._marks[known.aside] = self._thought
+        # Tokens of marks, where answers are messages of channels.
+        self._channels = tuple(known.ids) if known.content else ()
         self._read: Callable[[bool], bool] = self._thought if is_thinking else self._begin
         self._held = ""
         self._trims = True
@@ -136,7 +138,9 @@ class TextReader:
         if any(mark.startswith(found) for mark in self._marks):
             if not is_last:
                 return False
-            self._held = "" if self._has_channels else self._held
+            # Without a whole token of the marks it is a text that begins like one.
+            is_cut = any(one in found for one in self._channels)
+            self._held = "" if is_cut else self._held
         self._read, self._trims = self._text, False
         return True
 
@@ -150,7 +154,7 @@ class TextReader:
             return False
         self._parts.reasoning += self._taken(len(self._held[:place].rstrip()))
         self._held = self._held.lstrip()[len(self._closed) :]
-        self._read, self._trims = self._begin if self._has_channels else self._text, True
+        self._read, self._trims = self._begin if self._channels else self._text, True
         return True
 
     def _final(self, is_last: bool) -> bool:
@@ -169,12 +173,22 @@ class TextReader:
                 return True
             if head is None and not is_last and self._whole.may_begin(self._held):
                 return False
+            if (
+                self._channels
+                and self._whole.format.trigger.strip() in self._held
+                and (self._whole.is_cut(self._held, self._names))
+            ):
+                self._held = ""
+                return False
         if self._marked is None:
             self._say(len(self._held))
             return False
         trigger = self._marked.format.trigger
         place = self._held.find(trigger)
         if place < 0:
+            cut = self._held.rfind(self._marked.token) if is_last else -1
+            if cut >= 0 and self._marked.is_cut(self._held[cut:], self._names):
+                self._held = self._held[:cut].rstrip()
             self._say(_certain(self._held, trigger, is_last))
             return False
         head = self._marked.first.match(self._held, place)
@@ -255,45 +269,59 @@ class _ReasoningCount:
         opened, closed = known.reasoning or (None, "")
         self._opening = known.opening or (() if opened is None else (known.ids[opened],))
         self._closing = known.ids.get(closed)
-        # None: it is not known whether it begins; True: it goes on.
-        self._counts: bool | None = True if is_thinking else None
-        self._first = tuple[int, ...]()
+        # With channels another reasoning may follow.
+        self._again = (*known.turn_ids, *self._opening) if known.content else ()
+        self._is_thinking = is_thinking
+        # What would begin it, as far as it has not come yet; nothing where none can begin.
+        self._wanted = () if is_thinking else self._opening
 
     def count(self, tokens: tuple[int, ...]) -> int:
         """Return how many of the next tokens are reasoning, its marks included."""
-        if not self._opening or self._counts is False or not tokens:
+        if not self._is_thinking and not self._wanted:
             return 0
-        if self._counts is None:
-            tokens = self._first = (*self._first, *tokens)
-            if tokens[: len(self._opening)] != self._opening[: len(tokens)]:
-                self._counts = False
-            if self._counts is False or len(tokens) < len(self._opening):
-                return 0
-        counted = next((i for i, one in enumerate(tokens, 1) if one == self._closing), None)
-        self._counts = counted is None
-        return len(tokens) if counted is None else counted
+        return sum(map(self._count, tokens))
+
+    def _count(self, token: int) -> int:
+        if self._is_thinking:
+            if token == self._closing:
+                self._is_thinking, self._wanted = False, self._again
+            return 1
+        if self._wanted[:1] != (token,):
+            self._wanted = ()
+            return 0
+        self._wanted = self._wanted[1:]
+        self._is_thinking = not self._wanted
+        return len(self._opening) if self._is_thinking else 0
 
 
 class _Heads:
     """Patterns of the text in front of a format's arguments, and behind the last ones."""
 
-    def __init__(self, calls: CallFormat) -> None:
+    def __init__(self, calls: CallFormat, tokens: Collection[str] = ()) -> None:
         self.format = calls
-        head = rf"(?P<name>[\w.-]{{1,64}}){_loose(calls.middle)}(?=\{{)"
+        # That begins the trigger: an answer that ends behind it was cut within a call.
+        trigger = calls.trigger
+        self.token = next((one for one in tokens if trigger.startswith(one)), trigger)
+        self._middles = (calls.middle, *calls.other_middles)
+        middle = "|".join(map(_loose, self._middles))
+        head = rf"(?P<name>[\w.-]{{1,64}})(?:{middle})(?=\{{)"
         self.first = re.compile(_loose(calls.begin + calls.open) + head)
         self.next = re.compile(_loose(calls.close + calls.between + calls.open) + head)
         self.last = re.compile(_loose(calls.close + calls.end))
 
     def is_cut(self, text: str, names: frozenset[str]) -> bool:
         """Return whether a text ends within the head of a call."""
-        return _is_cut(text, self.format.begin + self.format.open, names, self.format.middle)
+        return self._is_cut(text, self.format.begin + self.format.open, names)
 
     def is_cut_behind(self, text: str, names: frozenset[str]) -> bool:
         """Return whether a text behind arguments ends within the end of the calls, or within the next one's head."""
         calls = self.format
         is_end = _dense(calls.close + calls.end).startswith(_dense(text))
         head = calls.close + calls.between + calls.open
-        return is_end or _is_cut(text, head, names, calls.middle)
+        return is_end or self._is_cut(text, head, names)
+
+    def _is_cut(self, text: str, opened: str, names: frozenset[str]) -> bool:
+        return any(_is_cut(text, opened, names, middle) for middle in self._middles)
 
     def may_begin(self, text: str) -> bool:
         """Return whether a text may go on to be a call."""

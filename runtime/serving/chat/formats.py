@@ -23,8 +23,9 @@ class CallFormat:
         has: texts that a template of the format has, all of them.
         lacks: texts that it has none of.
         trigger: what ``begin`` and ``open`` start with: a text with it is a call.
+        other_middles: that models write too, in calls that no grammar spells.
         is_whole: whether the calls are the whole answer, and the trigger in its midst is text.
-        bare: how models write calls that know this format and leave its marks out.
+        bare: how models write calls that know this format and leave its marks out, or set them elsewhere.
         has_text_arguments: whether the template writes the arguments of earlier calls as they are, and not as JSON.
     """
 
@@ -38,6 +39,7 @@ class CallFormat:
     close: str = ""
     between: str = ""
     end: str = ""
+    other_middles: tuple[str, ...] = ()
     is_whole: bool = False
     bare: CallFormat | None = None
     has_text_arguments: bool = False
@@ -65,6 +67,17 @@ _DEEPSEEK = CallFormat(
     close="<｜tool▁call▁end｜>",
     end="<｜tool▁calls▁end｜>",
     has_text_arguments=True,
+)
+# Of gpt-oss: the tool's name is part of the role, which the prompt's end begins.
+_ROLE = CallFormat(
+    name="harmony_role",
+    has=(),
+    trigger=" to=functions.",
+    open=" to=functions.",
+    middle="<|channel|>commentary <|constrain|>json<|message|>",
+    other_middles=("<|channel|>commentary json<|message|>", "<|channel|>commentary<|message|>"),
+    between="<|call|><|start|>assistant",
+    is_whole=True,
 )
 
 
@@ -113,7 +126,9 @@ CALL_FORMATS = (
         trigger="<|channel|>commentary to=functions.",
         open="<|channel|>commentary to=functions.",
         middle=" <|constrain|>json<|message|>",
+        other_middles=(" json<|message|>", "<|message|>"),
         between="<|call|><|start|>assistant",
+        bare=_ROLE,
     ),
     _listed("granite", "<|tool_call|>", has="<|tool_call|>"),
     _listed("smollm2", "<tool_call>", has="<tool_call>[", end="]</tool_call>"),
@@ -144,6 +159,7 @@ _REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 _ANALYSIS = ("<|channel|>analysis<|message|>", "<|end|>")
 _TURN, _FINAL = "<|start|>assistant", "<|channel|>final<|message|>"
+_ASIDE = "<|channel|>commentary<|message|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +171,8 @@ class AnswerFormat:
         reasoning: the tokens around it; None for none. With channels the first is of several tokens.
         opening: ids of what begins reasoning, where these are several.
         turn: with channels, what stands between two messages; empty without.
+        turn_ids: of its tokens.
+        aside: with channels, what stands in front of a text that is neither content nor a call; told as reasoning.
         content: with channels, what stands in front of the content.
         ids: of the tokens that stand in these formats and in no plain text, by their texts.
         special_ids: of the tokens that no text spells: ends, and marks of chats.
@@ -166,6 +184,8 @@ class AnswerFormat:
     reasoning: tuple[str, str] | None = None
     opening: tuple[int, ...] = ()
     turn: str = ""
+    turn_ids: tuple[int, ...] = ()
+    aside: str = ""
     content: str = ""
     ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     special_ids: tuple[int, ...] = field(default=(), hash=False)
@@ -212,6 +232,8 @@ def recognise(templates: Iterable[str], codec: TokenizersCodec) -> AnswerFormat:
         reasoning=reasoning,
         opening=codec.encode(_ANALYSIS[0], False) if has_channels else (),
         turn=_TURN if has_channels else "",
+        turn_ids=codec.encode(_TURN, False) if has_channels else (),
+        aside=_ASIDE if has_channels else "",
         content=_FINAL if has_channels else "",
         ids=ids | {one: added[one] for one in reasoning or () if one in added},
         special_ids=tuple(sorted(i for one, i in added.items() if codec.is_special(one))),

@@ -15,6 +15,7 @@ from typing import Any
 
 from outrider.runtime.core.checks.rules import check_count, check_range, check_text
 from outrider.runtime.core.errors import RequestError, UnsupportedOption
+from outrider.runtime.core.params import GrammarKind
 from outrider.runtime.grammar.library import SPACES, closed
 from outrider.runtime.serving.chat.conversation import TOOLS_FIELD
 from outrider.runtime.serving.chat.formats import AnswerFormat, CallFormat
@@ -34,6 +35,7 @@ MOST_TOOLS = 128
 _MOST_READ = 16
 _BREAK = r'"\n\n"?'
 _ODD = re.compile(r"\\[bB1-9]|\(\?[=!<]")
+_TO_ESCAPE = re.compile(r"\\.|[/\n]", re.DOTALL)
 # Of regular expressions, and the slash around them.
 _SIGNS = re.compile(r"[\\/.+*?()|\[\]{}^$#&~-]")
 
@@ -78,6 +80,9 @@ def check_choice(chat: wire.Chat, known: AnswerFormat, max_bytes: int) -> None:
         if known.calls is None:
             rule = "needs a chat template whose format of calls is known; use auto or none"
             raise UnsupportedOption(CHOICE_FIELD, rule)
+        if chat.continue_final_message and known.content:
+            rule = "must be auto or none with continue_final_message, which goes on within content"
+            raise RequestError(CHOICE_FIELD, rule)
     if choice and chat.tools_json and known.calls is not None:
         check_text(TOOLS_FIELD, chat.tools_json, max_bytes)
         names = [one.name for one in tools_of(chat.tools_json)]
@@ -212,6 +217,33 @@ def reasoning_grammar(known: AnswerFormat, max_reasoning: int, *, is_thinking: b
         else f"<[^{known.ids[known.reasoning[0]]}]>*"
     )
     return written.whole(f"{written.thought(max_reasoning, is_thinking=is_thinking)}rest")
+
+
+@lru_cache(_MOST_READ)
+def form_grammar(known: AnswerFormat, kind: str, text: str, *, allows_whitespace: bool) -> str:
+    """Return the grammar of answers of a form, where a mark stands in front of contents.
+
+    Args:
+        known: has channels.
+        kind: a JSON schema or a regular expression.
+        text: of the form.
+        allows_whitespace: of a schema.
+
+    Raises:
+        RequestError: the schema is no JSON.
+    """
+    written = _Writer(known, (), is_single=True)
+    if kind == GrammarKind.JSON_SCHEMA:
+        form = f"%json {_answer_schema(text, allows_whitespace=allows_whitespace)}"
+    else:
+        form = "FORM"
+        written.rules[form] = f"/{_TO_ESCAPE.sub(_escaped, text)}/"
+    return written.whole(f"{written.text(known.content)} {form}")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    """Return a letter of an expression, or one with its escape, as it may stand between slashes."""
+    return {"/": r"\/", "\n": r"\n"}.get(found[0][-1], found[0])
 
 
 def _answer_schema(schema: str, *, allows_whitespace: bool) -> str:

@@ -132,7 +132,9 @@ def with_names(
     """
 
     def written(field: str) -> str:
-        return names(_NAMES.get(field, field.removeprefix("sampling.")))
+        name = _NAMES.get(field, field.removeprefix("sampling."))
+        # A request has other names for its own log-probabilities, not for those of prompts.
+        return name if field == "prompt_logprobs" else names(name)
 
     error.field = written(error.field)
     error.rule = _FIELD.sub(lambda found: written(found[0]), error.rule)

@@ -12,7 +12,7 @@ from outrider.runtime.core.checks.rules import (
     check_prompt_size,
     check_range,
 )
-from outrider.runtime.core.errors import ContextTooLong, RequestError
+from outrider.runtime.core.errors import ContextTooLong, RequestError, UnsupportedOption
 from outrider.runtime.core.params import (
     BeamParams,
     ChatMessage,
@@ -27,6 +27,7 @@ from outrider.runtime.serving.chat.tools import (
     AUTO,
     REASONING_FIELD,
     REQUIRED,
+    form_grammar,
     has_several_calls,
     reasoning_grammar,
     tools_grammar,
@@ -195,7 +196,9 @@ def grammar_of(
     has_no_spaces = request.disable_any_whitespace
     if has_no_spaces and kinds != [GrammarKind.JSON_SCHEMA]:
         raise RequestError("disable_any_whitespace", "needs json_schema")
-    if calls_tools(request, rules) and kinds in ([], [GrammarKind.JSON_SCHEMA]):
+    # With channels an answer that goes on within the content has no place for calls.
+    is_content = request.chat.continue_final_message and bool(rules.answers.content)
+    if not is_content and calls_tools(request, rules) and kinds in ([], [GrammarKind.JSON_SCHEMA]):
         found = _tools_grammar(request, rules, scope, prompt)
         return found or _reasoning_grammar(request, rules, scope, prompt)
     if kinds and request.chat.tool_choice == REQUIRED:
@@ -205,12 +208,21 @@ def grammar_of(
     if request.chat.HasField("max_reasoning_tokens"):
         rule = f"must be left out with {kinds[0]}, the form of an answer without reasoning"
         raise RequestError(REASONING_FIELD, rule)
-    return GrammarParams(
-        kind=kinds[0],
-        text=given[kinds[0]],
-        allows_whitespace=not has_no_spaces,
-        scope=scope,
-    )
+    return _form_of(request, rules, kinds[0], given[kinds[0]], scope)
+
+
+def _form_of(
+    request: wire.GenerateRequest, rules: RequestRules, kind: GrammarKind, text: str, scope: str
+) -> GrammarParams:
+    """Return the constraint of an answer of a form, behind the mark of contents where there are channels."""
+    chat, spaced = request.chat, not request.disable_any_whitespace
+    if not (rules.answers.content and chat.parse_answer) or chat.continue_final_message:
+        return GrammarParams(kind=kind, text=text, allows_whitespace=spaced, scope=scope)
+    if kind == GrammarKind.LARK:
+        rule = "is not supported with channels, whose marks stand around answers; use regex or json_schema"
+        raise UnsupportedOption(kind, rule)
+    made = form_grammar(rules.answers, kind, text, allows_whitespace=spaced)
+    return GrammarParams(kind=GrammarKind.LARK, text=made, field=kind, scope=scope)
 
 
 def calls_tools(request: wire.GenerateRequest, rules: RequestRules) -> bool:

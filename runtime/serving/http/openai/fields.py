@@ -146,22 +146,24 @@ def completion_request(
         has_token_ids=answer.get("return_token_ids", False),
         has_provenance=request.return_provenance,
         has_trace=request.return_trace,
-        names=field_names(values),
+        names=field_names(values, is_chat=is_chat),
         ignored=ignored,
     )
 
 
-def field_names(values: Mapping[str, Any]) -> Callable[[str], str]:
+def field_names(values: Mapping[str, Any], *, is_chat: bool) -> Callable[[str], str]:
     """Return what gives the name of a field in a request's JSON, by the one that refusals have."""
-    names = {}
+    # What a chat is rendered to is its prompt.
+    names = {"prompt": "messages"} if is_chat else {}
     if values.get("max_completion_tokens") is not None:
         names["max_tokens"] = "max_completion_tokens"
     if values.get("top_logprobs") is not None:
         names["logprobs"] = "top_logprobs"
     form = values.get("response_format")
-    if isinstance(form, dict):
-        is_schema = form.get("type") == "json_schema"
-        names["json_schema"] = f"response_format{'.json_schema.schema' if is_schema else ''}"
+    paths = {"json_object": "response_format", "json_schema": "response_format.json_schema.schema"}
+    kind = form.get("type") if isinstance(form, dict) else None
+    if isinstance(kind, str) and kind in paths and values.get("json_schema") is None:
+        names["json_schema"] = paths[kind]
     return lambda name: names.get(name, name)
 
 

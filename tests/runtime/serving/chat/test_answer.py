@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -233,10 +234,47 @@ def test_messages_of_channels_are_reasoning_content_and_calls() -> None:
     assert parts(call, known) == ("", "", calls)
     # No call is in the content, and what is cut within marks is neither.
     assert parts(f"{final}{call}", known) == (call, "", [])
-    whole = thought + turn + final
-    for length in range(len(thought), len(whole) + 1):
-        assert parts(whole[:length], known) == ("", "hm", [])
-    assert parts("{}", known) == ("{}", "", [])
+    tokens = re.findall(r"<\|\w+\|>|.", turn + final)
+    for num in range(len(tokens) + 1):
+        assert parts(thought + "".join(tokens[:num]), known) == ("", "hm", [])
+    for text in ("{}", "<", "<|", "<|chan", " ", "\n\n"):
+        assert parts(text, known) == (text, "", [])
+    assert parts("<|channel|>", known) == parts("<|channel|>ana", known) == ("", "", [])
+
+
+def test_other_heads_and_messages_of_channels_are_no_content() -> None:
+    known, _ = with_channels()
+    thought, turn = "<|channel|>analysis<|message|>hm<|end|>", "<|start|>assistant"
+    aside, final = "<|channel|>commentary<|message|>I look. <|end|>", "<|channel|>final<|message|>"
+    channel, calls = "<|channel|>commentary", [["weather", FIRST]]
+    for head in (" <|constrain|>json", " json", ""):
+        role = f" to=functions.weather{channel}{head}<|message|>"
+        marked = f"{channel} to=functions.weather{head}<|message|>"
+        for call in (role, marked):
+            assert parts(call + FIRST, known) == ("", "", calls)
+            assert parts(thought + turn + call + FIRST, known) == ("", "hm", calls)
+            assert parts(aside + turn + call + FIRST, known) == ("", "I look.", calls)
+        for length in range(len(" to=functions."), len(role) + 1):
+            assert parts(thought + turn + role[:length], known) == ("", "hm", [])
+    assert parts(aside + turn + final + "It rains.", known) == ("It rains.", "I look.", [])
+    assert parts(thought + turn + aside, known) == ("", "hmI look.", [])
+    for text in (" to=functions.season", "to", "to=functions", f"to=functions.x{channel} hm"):
+        assert parts(text, known) == (text, "", [])
+
+
+def test_a_call_of_channels_that_is_cut_in_its_head_leaves_no_marks() -> None:
+    known, _ = with_channels()
+    trigger, mark = BY_NAME["harmony"].trigger, "<|channel|>"
+    thought = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    for length in range(1, len(trigger) + 1):
+        cut = trigger[:length]
+        # What is no whole mark was written as letters.
+        content = "" if length >= len(mark) else cut
+        assert parts(f"Hi {cut}", known) == (f"Hi {content}".rstrip(), "", [])
+        if content == "":
+            assert parts(cut, known) == ("", "", [])
+            assert parts(thought + cut, known) == ("", "hm", [])
+    assert parts(f"{trigger[:-1]} x", known) == (f"{trigger[:-1]} x", "", [])
 
 
 def test_tokens_of_a_channel_s_reasoning_are_counted_with_its_marks() -> None:
@@ -248,6 +286,13 @@ def test_tokens_of_a_channel_s_reasoning_are_counted_with_its_marks() -> None:
         for begin in range(0, len(tokens), size):
             num += reader.count(tokens[begin : begin + size])
         assert num == len(thought)
+    # As many messages of it as there are, and none behind the content.
+    turn = codec.encode("<|start|>assistant", False)
+    several = thought + turn + thought + turn + thought + rest + thought
+    for size in (1, 3, 100):
+        reader = TextReader(known, NAMES, is_thinking=False)
+        pieces = [several[begin : begin + size] for begin in range(0, len(several), size)]
+        assert sum(map(reader.count, pieces)) == 3 * len(thought)
     reader = TextReader(known, NAMES, is_thinking=False)
     assert sum(reader.count((token,)) for token in rest[-20:]) == 0
 

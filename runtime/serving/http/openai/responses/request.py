@@ -105,8 +105,9 @@ def response_names(values: Mapping[str, Any]) -> Callable[[str], str]:
     """Return what gives the name of a field in a response's JSON, by the one that refusals of chats have."""
     text = values.get("text")
     form = text.get("format") if isinstance(text, dict) else None
-    most = values.get("max_output_tokens")
-    chat = field_names({"max_completion_tokens": most, "response_format": form})
+    most, schema = values.get("max_output_tokens"), values.get("json_schema")
+    own = {"max_completion_tokens": most, "response_format": form, "json_schema": schema}
+    chat = field_names(own, is_chat=True)
 
     def written(name: str) -> str:
         name = chat(name)

@@ -63,6 +63,26 @@ async def test_tokens_of_a_message_have_log_probabilities_and_bytes(start_chat):
     assert (refused.status, refused.error["param"]) == (400, "top_logprobs")
 
 
+async def test_a_chat_that_is_too_long_is_refused_by_the_field_that_it_came_in(start_chat):
+    text = "x" * 99
+    async with start_chat(max_context=64) as http:
+        found = [
+            await http.chat(messages=[{"role": "user", "content": text}]),
+            await http.ask("/v1/responses", {"input": text}),
+            await http.complete(prompt=text),
+        ]
+    assert [one.error["param"] for one in found] == ["messages", "input", "prompt"]
+    assert {one.error["code"] for one in found} == {"context_length_exceeded"}
+
+
+async def test_a_rule_on_prompts_names_no_field_of_answers(start_chat):
+    asked = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}
+    async with start_chat() as http:
+        answer = await http.chat(**asked, max_tokens=0)
+    assert answer.error["param"] == "max_tokens"
+    assert answer.error["message"].endswith("or 0 with logprobs or echo")
+
+
 async def test_a_chat_may_fill_the_context_and_the_newer_name_of_its_limit_wins(start_chat):
     async with start_chat(max_context=64) as http:
         rest = {"messages": HELLO, "temperature": 0}

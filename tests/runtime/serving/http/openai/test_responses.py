@@ -175,6 +175,12 @@ REFUSED = [
     ({"text": {"format": {"type": "json_schema", "schema": {"type": "odd"}}}}, "text.format.schema", "odd"),
     ({"text": {"format": {"type": "json_object"}}, "regex": "a"}, "text.format", "left out with regex"),
     ({"json_schema": '{"type": "odd"}'}, "json_schema", "odd"),
+    *(
+        ({"json_schema": "{}", "text": {"format": {"type": kind, "schema": {}}}},
+         "json_schema", "json_schema: must be left out with text.format")
+        for kind in ("text", "json_object", "json_schema")
+    ),
+    ({"json_schema": "{}", "regex": "a"}, "json_schema", "json_schema: must be left out with regex"),
 ]  # fmt: skip
 
 

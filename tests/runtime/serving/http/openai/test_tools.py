@@ -240,6 +240,43 @@ async def test_an_answer_of_channels_has_its_reasoning_and_its_call_or_content_a
     assert usage["completion_tokens_details"]["reasoning_tokens"] == 3 + len("analysishm")
 
 
+async def test_an_answer_of_a_form_is_the_content_of_its_channel(start_writing):
+    """The grammar stood right behind the prompt, where such a model writes no content."""
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    asked = {"type": "json_schema", "json_schema": {"schema": schema}}
+    odd = {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}}
+    opening, final = "?<|end|><|start|>assistant", "<|channel|>final<|message|>"
+    async with start_writing(final + '{"a": 2}', "gpt_oss", opening) as http:
+        formed, usage = await answers(http, tools=None, response_format=asked)
+        refused = await http.chat(**ASKED | {"tools": None, "grammar": 'start: "a"'})
+        wrong = await http.chat(**ASKED | {"tools": None, "response_format": odd})
+    # Two marks, two ends, and the letters between.
+    assert formed["content"] == '{"a": 2}'
+    assert usage["completion_tokens"] == 2 + len("final") + len('{"a": 2}') + 1
+    assert (refused.status, refused.error["param"]) == (400, "grammar")
+    assert "use regex" in refused.error["message"]
+    assert wrong.error["message"] == "response_format.json_schema.schema: Invalid type: odd"
+    async with start_writing(final + "a/b\n/", "gpt_oss", opening) as http:
+        for regex in (r"a/b\n\/", r"a\/[b]" + "\n[/]"):
+            found, _ = await answers(http, tools=None, regex=regex)
+            assert found["content"] == "a/b\n/"
+
+
+async def test_a_message_of_channels_that_goes_on_has_neither_marks_nor_calls(start_writing):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    for text, fields in (("it rains.", {}), ('{"a": 2}', {"response_format": form})):
+        messages = [*USER, {"role": "assistant", "content": "So: "}]
+        asked = {"messages": messages, "continue_final_message": True} | fields
+        opening = "<|channel|>final<|message|>So: "
+        async with start_writing(text, "gpt_oss", opening) as http:
+            found = [(await answers(http, **asked, tool_choice=one))[0] for one in ("auto", "none")]
+            refused = await http.chat(**ASKED | asked | {"tool_choice": "required"})
+        assert [(one["content"], called(one)) for one in found] == [(text, [])] * 2
+        assert (refused.status, refused.error["param"]) == (400, "tool_choice")
+        assert "with continue_final_message" in refused.error["message"]
+
+
 @pytest.mark.parametrize(
     ("shape", "told"), [("granite", "tool_calls"), ("chatml", "tools, tool_calls"), ("qwen3", None)]
 )
@@ -297,6 +334,11 @@ REFUSED = [
      "tools", "response_format.json_schema.schema: Invalid type"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "odd"}}},
       "tools": None}, "response_format.json_schema.schema", "odd"),
+    *(
+        ({"tools": None, "grammar": text}, "grammar", "grammar: at ")
+        for text in ('start: "a" %json {"type": "odd"}',
+                     'start: arguments_7\narguments_7: %json {"type": "odd"}')
+    ),
     ({"max_completion_tokens": 9999}, "max_completion_tokens", "must be in"),
     ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "must be in"),
     ({"parallel_tool_calls": "yes"}, "parallel_tool_calls", "must be true or false"),
