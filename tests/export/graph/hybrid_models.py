@@ -69,6 +69,15 @@ FAMILIES: dict[str, dict[str, object]] = {
     | _NO_EXPERTS
     | {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96},
     "falcon_h1": _MAMBA | {"num_hidden_layers": 2, "mamba_d_ssm": 128, "head_dim": 16},
+    "mamba2": {
+        "num_hidden_layers": 2,
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "chunk_size": 8,
+    },
     "nemotron_h": {
         "hybrid_override_pattern": "M*-M",
         "num_hidden_layers": 4,

@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from outrider import LLM, SamplingParams
 from outrider.engines.base import BundleError, FloatArray, IntArray
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.names import GROUPED_FILE, MODEL_FILE
@@ -278,6 +279,7 @@ def test_sizes_are_learnt_from_the_calls_of_the_model(family: str) -> None:
         "lfm2": (1, 2, 0, 0, 0),
         "falcon_h1": (2, 2, 8, 8, 16),
         "bamba": (1, 2, 8, 8, 16),
+        "mamba2": (0, 2, 8, 8, 16),
         "granitemoehybrid": (1, 2, 8, 8, 16),
         "nemotron_h": (1, 2, 8, 8, 16),
     }.get(family, (1, 2, 4, 16, 16))
@@ -361,6 +363,24 @@ def test_a_bundle_says_what_its_mixers_keep(
             refused()
     assert any("1 layers with a cache, 2 with a recurrent state" in stage for stage in stages)
     assert certify_bundle(bundle, {"target": tmp_path / "target"})["target"]["rejections"]
+
+
+def test_a_model_without_attention_is_served_with_drafts_as_without(
+    export_small: Callable[..., Bundle], tmp_path: Path
+) -> None:
+    for seed, name in enumerate(("target", "draft")):
+        write_hybrid("mamba2", tmp_path / name, seed)
+    bundle = export_small(target=tmp_path / "target", draft=tmp_path / "draft", max_gamma=3)
+    entry = bundle.manifest.target
+    assert (entry.num_layers, entry.num_kv_heads, entry.head_size) == (0, 0, 0)
+    prompts = ["the quick brown", "def add", "a a a a a a"]
+    asked = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
+    with LLM(bundle.root, device="cpu", gamma=3, drafter="model") as llm:
+        drafted = llm.generate(prompts, SamplingParams(**asked))
+        plain = llm.generate(prompts, SamplingParams(**asked, speculation={"enabled": False}))
+    for one, other in zip(drafted, plain, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        assert one.outputs[0].speculation.drafted_by_position[2] > 0
 
 
 def test_the_context_says_what_a_slot_takes_beside_keys_and_values() -> None:
