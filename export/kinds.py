@@ -39,6 +39,7 @@ _WITH_MIXERS = frozenset(
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
+        "zamba2",
     }
 )
 _PLAIN_LAYERS = frozenset({"mlp", "moe"})

@@ -280,6 +280,7 @@ def test_sizes_are_learnt_from_the_calls_of_the_model(family: str) -> None:
         "falcon_h1": (2, 2, 8, 8, 16),
         "bamba": (1, 2, 8, 8, 16),
         "mamba2": (0, 2, 8, 8, 16),
+        "zamba2": (2, 3, 8, 8, 16),
         "granitemoehybrid": (1, 2, 8, 8, 16),
         "nemotron_h": (1, 2, 8, 8, 16),
     }.get(family, (1, 2, 4, 16, 16))
