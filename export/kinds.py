@@ -28,12 +28,15 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 # Architectures whose mixers are traced (``graph.tracing.mixers``), and layers that keep nothing beside those.
 _WITH_MIXERS = frozenset(
     {
+        "bailing_hybrid",
         "bamba",
         "falcon_h1",
         "granitemoehybrid",
+        "kimi_linear",
         "lfm2",
         "lfm2_moe",
         "mamba2",
+        "minimax",
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_5_moe_text",
