@@ -220,6 +220,10 @@ def _layer_kinds(config: PretrainedConfig) -> LayerKinds | None:
 
 def _caches(config: PretrainedConfig) -> tuple[tuple[int, int], ...]:
     """Return heads and their size of each layer's cache, where a configuration says that they differ; else nothing."""
+    if config.model_type == "mimo_v2_flash":  # its layers with a window have twice as many
+        size, heads = int(config.head_dim), int(config.num_key_value_heads)
+        is_window = [kind == "sliding_attention" for kind in config.layer_types]
+        return tuple((heads * (1 + one), size) for one in is_window) if any(is_window) else ()
     if not {"head_dim", "num_key_value_heads"} & set(config.per_layer_attributes or ()):
         return ()
     return tuple(

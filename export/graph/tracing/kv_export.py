@@ -193,7 +193,8 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(kwargs.get("softcap") or 0.0)
     lengths = attention_mask.reshape(-1)
-    size = value.shape[3]
+    # Values may be narrower than keys, and the cache's are widened.
+    size = getattr(module, "v_head_dim", value.shape[3])
     if late_cache is not None:
         layer: Any = module.layer_idx
         key, value = late_cache.write(key, value, layer)
