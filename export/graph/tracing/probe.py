@@ -155,7 +155,7 @@ def _why_not(
             "so that answers would depend on what else is in the batch"
         )
     attends, scattered = calls.arguments["attend"], calls.arguments["scatter_kv"]
-    if model_config.num_layers and not attends:
+    if takes_positions and not attends:
         return "the model does not attend through the attention interface of Transformers"
     num_layers = model_config.num_layers + model_config.num_reading
     if len(attends) != num_layers:
