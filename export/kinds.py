@@ -28,19 +28,25 @@ _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 # Architectures whose mixers are traced (``graph.tracing.mixers``), and layers that keep nothing beside those.
 _WITH_MIXERS = frozenset(
     {
+        "bailing_hybrid",
         "bamba",
         "falcon_h1",
         "granitemoehybrid",
+        "kimi_linear",
         "lfm2",
         "lfm2_moe",
+        "mamba2",
+        "minimax",
         "nemotron_h",
         "olmo_hybrid",
         "qwen3_5_moe_text",
         "qwen3_5_text",
         "qwen3_next",
+        "zamba2",
     }
 )
 _PLAIN_LAYERS = frozenset({"mlp", "moe"})
+_WITHOUT_ATTENTION = frozenset({"mamba2"})
 # Layers that attend to chosen tokens of a text only.
 _SPARSE_LAYERS = frozenset(
     {
@@ -153,6 +159,8 @@ def _why_no_cache(config: PretrainedConfig) -> str:
 
 
 def _why_no_interface(config: PretrainedConfig) -> str:
+    if config.model_type in _WITHOUT_ATTENTION:
+        return ""
     # Transformers looks into the class's module for a call of the interface.
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     return "" if model_class._can_set_attn_implementation() else _NO_INTERFACE

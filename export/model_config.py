@@ -120,22 +120,24 @@ def read_model_config(
     config: PretrainedConfig, generation: GenerationConfig | None = None
 ) -> ModelConfig:
     """Return the sizes of a model; generation settings override its special tokens."""
-    sizes = _normalized(config)
-    num_heads = int(sizes.num_attention_heads)
+    sizes, kinds = _normalized(config), _layer_kinds(config)
+    # What attends nowhere may count heads of another kind.
+    has_attention = kinds is None or bool(kinds.attention)
+    num_heads = int(sizes.num_attention_heads) if has_attention else 0
     latent_size = _latent_head_size(config)
     vocab_size = int(getattr(config, "decoder_vocab_size", None) or sizes.vocab_size)
     source = config if generation is None or generation.eos_token_id is None else generation
     eos = getattr(source, "eos_token_id", None)
     max_position, changing_rope = _max_position(config)
     eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
-    kinds, caches = _layer_kinds(config), _caches(config)
+    caches = _caches(config)
     num_reading = (getattr(config, "kv_sharing_modes", None) or []).count("reuse")
     num_layers = _num_layers(config, sizes) if kinds is None else len(kinds.attention)
     num_kv_heads, head_size = caches[0] if caches else (_num_kv_heads(config, num_heads), None)
     return ModelConfig(
         num_layers=num_layers - num_reading,
         num_kv_heads=num_kv_heads if latent_size is None else num_heads,
-        head_size=latent_size or head_size or _head_size(config, sizes),
+        head_size=(latent_size or head_size or _head_size(config, sizes)) if has_attention else 0,
         vocab_size=vocab_size,
         max_position=max_position,
         window=window_of(config),
@@ -178,6 +180,8 @@ def _normalized(config: PretrainedConfig) -> NormalizedConfig:
 
 
 def _num_kv_heads(config: PretrainedConfig, num_heads: int) -> int:
+    if not num_heads:
+        return 0
     if getattr(config, "multi_query", False):  # GPT-BigCode's
         return 1
     return int(getattr(config, "num_key_value_heads", None) or num_heads)
@@ -216,6 +220,10 @@ def _layer_kinds(config: PretrainedConfig) -> LayerKinds | None:
 
 def _caches(config: PretrainedConfig) -> tuple[tuple[int, int], ...]:
     """Return heads and their size of each layer's cache, where a configuration says that they differ; else nothing."""
+    if config.model_type == "mimo_v2_flash":  # its layers with a window have twice as many
+        size, heads = int(config.head_dim), int(config.num_key_value_heads)
+        is_window = [kind == "sliding_attention" for kind in config.layer_types]
+        return tuple((heads * (1 + one), size) for one in is_window) if any(is_window) else ()
     if not {"head_dim", "num_key_value_heads"} & set(config.per_layer_attributes or ()):
         return ()
     return tuple(

@@ -65,6 +65,15 @@ FAMILIES: dict[str, dict[str, object]] = {
         "vocab_size_per_layer_input": 128,
         "hidden_size_per_layer_input": 8,
     },
+    "mimo_v2_flash": MIXED
+    | {
+        "v_head_dim": 12,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 32,
+    },
     "granite_swa": MIXED | {"bos_token_id": None, "eos_token_id": None},
 }
 # After the prompt in two chunks: a verification, a single token, another verification.
@@ -82,7 +91,8 @@ def random_model(
         sizes = SIZES | {"max_position_embeddings": num_positions} | FAMILIES[family]
     sizes |= other_sizes
     known = {name: value for name, value in sizes.items() if value is not None}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **known)).eval()
+    config = AutoConfig.for_model(family, **known)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
     for parameter in model.parameters():  # biases and norms too: an ignored one must show
         parameter.data += 0.05 * torch.randn_like(parameter)
     return model

@@ -25,7 +25,10 @@ from outrider.export.weights.mapped import read, widened
 from transformers import DynamicCache, PreTrainedModel
 
 # Functions of Transformers that scan in chunks, and their own like that goes token by token.
-_CHUNKED, _BY_TOKEN = "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"
+_BY_TOKEN = {
+    "torch_chunk_gated_delta_rule": "torch_recurrent_gated_delta_rule",
+    "chunk_kimi_delta_attention": "recurrent_kimi_delta_attention",
+}
 # Logits below the likeliest; no model draws what is as far.
 _MOST_BELOW = 1000.0
 
@@ -177,19 +180,39 @@ def reference_logits(
 
 @contextmanager
 def _scanned_by_token(model: PreTrainedModel) -> Iterator[None]:
-    """Let a delta rule go token by token, as graphs do and as texts are written, and in chunks again at the end.
+    """Let a scan go token by token, as graphs do and as texts are written, and in chunks again at the end.
 
     In chunks it rounds away ten times as much: 7e-4 of logits of 8, against 7e-5 (a tiny random Qwen3.5).
     """
     modules = {sys.modules[type(one).__module__] for one in model.modules()}
-    chunked = {one: getattr(one, _CHUNKED) for one in modules if hasattr(one, _CHUNKED)}
-    for module in chunked:
-        setattr(module, _CHUNKED, getattr(module, _BY_TOKEN))
+    chunked = [
+        (module, name, getattr(module, name))
+        for module in modules
+        for name in _BY_TOKEN
+        if hasattr(module, name)
+    ]
+    for module, name, _ in chunked:
+        setattr(module, name, getattr(module, _BY_TOKEN[name]))
+    # MiniMax's scan has no function; a block of one token is the recurrent rule. What 16 bits hold of a block's factors
+    # contradicts the decay that they are made of.
+    blocks = {
+        one: (one.block_size, dict(one.named_buffers(recurse=False)))
+        for one in model.modules()
+        if hasattr(one, "slope_rate")
+    }
+    for one in blocks:
+        one.block_size, one.slope_rate = 1, one.slope_rate.float()
+        factors = one.decay_factors(one.slope_rate)
+        one.query_decay, one.key_decay, one.diagonal_decay = factors
     try:
         yield
     finally:
-        for module, function in chunked.items():
-            setattr(module, _CHUNKED, function)
+        for module, name, function in chunked:
+            setattr(module, name, function)
+        for one, (size, buffers) in blocks.items():
+            one.block_size = size
+            for name, buffer in buffers.items():
+                setattr(one, name, buffer)
 
 
 def _most_apart(narrow: FloatArray, wide: FloatArray) -> float:

@@ -36,6 +36,8 @@ _PADS = "query_padding"
 
 def pad_single_queries(graph: ir.Graph) -> None:
     """Pad queries so that attention over one token per row computes two."""
+    if not attention_nodes(graph):
+        return
     missing, pads = _add_padding(graph)
     axis = put(graph, np.array([_QUERIES_AXIS], np.int64), f"{_PADS}.axis")
     end = put(graph, np.array([np.iinfo(np.int64).max], np.int64), f"{_PADS}.end")

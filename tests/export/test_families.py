@@ -29,9 +29,9 @@ ODD_FAMILIES: dict[str, dict[str, object]] = {
     "opt": ODD_SIZES | {"head_dim": 18, "ffn_dim": 77, "word_embed_proj_dim": 72},
 }
 # Spans of the test of bits lie before their window, across its edge and beyond.
-WINDOWED = {"mistral", "phi3", "gemma2", "gemma3_text", "granite_swa"}
+WINDOWED = {"mistral", "phi3", "gemma2", "gemma3_text", "granite_swa", "mimo_v2_flash"}
 # Their heads stay apart.
-WITH_SINKS = {"granite_swa"}
+WITH_SINKS = {"granite_swa", "mimo_v2_flash"}
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,8 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     softcap = float(kwargs.get("softcap") or 0.0)
     lengths = attention_mask.reshape(-1)
-    size = value.shape[3]
+    # Values may be narrower than keys, and the cache's are widened.
+    size = getattr(module, "v_head_dim", value.shape[3])
     if late_cache is not None:
         layer: Any = module.layer_idx
         key, value = late_cache.write(key, value, layer)
@@ -236,6 +237,11 @@ class GatheringHead(nn.Module):
     def bias(self) -> Any:
         """The projection's own, which models of BERT's family tie to another name."""
         return getattr(self.head, "bias", None)
+
+    @property
+    def weight(self) -> Any:
+        """The projection's own, of which Mamba-2 asks the type."""
+        return self.head.weight
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [B, R, V] of columns [B, R] of hidden states [B, T, width]."""
@@ -305,6 +311,8 @@ class CanonicalDecoder(nn.Module):
         self._gathering.columns = logit_positions
         cache = ScatterCache(keys, values, start, is_late=self._is_late, mixers=self._mixers)
         known = {"late_cache": cache} if self._is_late else {}
+        if not keys:  # a model without attention has another name for its cache
+            known["cache_params"] = cache
         # Padded columns may lie beyond the model's position table.
         positions = span_positions(start, tokens, self.max_position - 1)
         if keys:

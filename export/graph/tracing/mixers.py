@@ -6,14 +6,18 @@ them, whatever the span. They compute over what slots keep (``engines.bundle.sta
 
     causal_conv1d_fn                a row is a sum over the rows of the window's pool that its taps name
     torch_chunk_gated_delta_rule    two scans: of settled tokens, which move the state, and from there of open ones
+    chunk_kimi_delta_attention      likewise, with a decay for each number of a key
     mamba2_chunk_scan               likewise, by the gated rule
     functional.softplus             LinearAttentionGate, whose bits do not depend on a number's place in its tensor
+
+Two modules of Transformers call none of these and get another forward: MiniMax's lightning attention, and Kimi's gate.
 
 A pool is a row of zeros, what is kept, and what is new. A row of zeros leaves a state as it is, and is what precedes a
 text, so padding needs no mask.
 
-Source: Yang et al. 2025 (arXiv:2412.06464), equation 10 (gated delta rule); Dao and Gu 2024 (arXiv:2405.21060), 3.1
-(gated); operators LinearAttention and LinearAttentionGate of ONNX Runtime.
+Source: Yang et al. 2025 (arXiv:2412.06464), equation 10 (gated delta rule); Kimi Team 2025 (arXiv:2510.26692, with a
+decay per key); MiniMax 2025 (arXiv:2501.08313, lightning attention); Dao and Gu 2024 (arXiv:2405.21060), 3.1 (gated);
+operators LinearAttention and LinearAttentionGate of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import onnx
@@ -68,7 +73,7 @@ def linear_attention(
         key: [B, T, Hq * Dk].
         value: [B, T, H * Dv].
         state: [B, H, Dk, Dv].
-        decay: [B, T, H], logarithms of the factors.
+        decay: [B, T, H], or [B, T, H * Dk] where each number of a key has its own; logarithms of the factors.
         beta: [B, T, H] of the delta rule; None for the gated one.
         num_query_heads: Hq.
         scale: factor of the answers.
@@ -80,7 +85,7 @@ def linear_attention(
     )
     by_head, answers = value.unflatten(2, (heads, -1)), torch.empty_like(value)
     for token in range(value.shape[1]):
-        state = state * decay[:, token, :, None, None].exp()
+        state = state * decay[:, token].unflatten(1, (heads, -1))[..., None].exp()
         update = by_head[:, token]
         if beta is not None:
             held = torch.einsum("bhkv,bhk->bhv", state, key[:, token])
@@ -199,12 +204,18 @@ class Mixers:
             raise UnsupportedMixerError(f"layer {layer} computes its scan by itself")
         self._open.remove(("scan", layer))
 
+    def forwards(self) -> dict[str, Callable[..., Any]]:
+        """Return what stands for forwards of Transformers that call no such function, by the names of their classes."""
+        return {"KimiLinearForgetGate": _forget, "MiniMaxLightningAttention": self._lightning}
+
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return what stands for the functions of Transformers, by their names."""
         return {
             "causal_conv1d_fn": self._convolve,
             "torch_chunk_gated_delta_rule": self._delta_rule,
+            "chunk_kimi_delta_attention": self._delta_rule,
             "mamba2_chunk_scan": self._mamba2,
+            "MiniMaxCache": object,  # the only class of caches that it takes
         }
 
     def _convolve(
@@ -249,11 +260,25 @@ class Mixers:
         beta: Tensor,
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
-    ) -> tuple[Tensor, None]:
-        """Return the gated delta rule's answers [B, T, H, Dv]; g is the decay [B, T, H], a logarithm."""
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gated delta rule's answers [B, T, H, Dv]; g is the decay [B, T, H], or [B, T, H, Dk]."""
         if use_qk_l2norm_in_kernel:
             query, key = _of_length_one(query), _of_length_one(key)
-        return self._scan(query, key, value, g, beta, query.shape[-1] ** -0.5), None
+        # In place of the state that a module hands to its cache, which keeps none.
+        return self._scan(query, key, value, g, beta, query.shape[-1] ** -0.5), query
+
+    def _lightning(self, module: Any, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        """Return what MiniMax's lightning attention makes of hidden states [B, T, width]; one decay for each head."""
+        layer, heads = module.layer_idx, module.num_attention_heads
+        mixed = module.act_fn(module.qkv_proj(hidden_states)).unflatten(2, (heads, -1))
+        query, key, value = mixed.split(module.head_dim, 3)
+        decay = (-module.slope_rate.float().reshape(1, 1, heads)).expand(
+            *hidden_states.shape[:2], heads
+        )
+        self._layer = layer
+        answers = module.norm(self._scan(query, key, value, decay, None, 1.0).flatten(2))
+        self.end_scan(layer)
+        return module.out_proj(module.output_gate(hidden_states).sigmoid() * answers), None
 
     def _mamba2(
         self,
@@ -292,13 +317,11 @@ class Mixers:
         beta: Tensor | None,
         scale: float,
     ) -> Tensor:
-        """Return answers [B, T, H, Dv] of the layer whose convolution was the last; all but decay have heads."""
+        """Return answers [B, T, H, Dv] of the layer whose convolution was the last; decay as ``_delta_rule``'s."""
         layer = self._layer
         if layer is None:
             raise UnsupportedMixerError("a layer scans without a convolution")
-        if decay.dim() != 3:
-            raise UnsupportedMixerError(f"layer {layer} has a decay for each number of a key")
-        parts = [query.flatten(2), key.flatten(2), value.flatten(2), decay]
+        parts = [query.flatten(2), key.flatten(2), value.flatten(2), decay.flatten(2)]
         parts += [] if beta is None else [beta]
         widths = [part.shape[2] for part in parts]
         heads, value_size = value.shape[2:]
@@ -337,6 +360,13 @@ def _pool(kept: Tensor, new: Tensor) -> Tensor:
     return torch.cat([zeros, kept.flatten(0, 1), new.flatten(0, 1)])
 
 
+def _forget(module: Any, hidden: Tensor) -> Tensor:
+    """Return the decay [B, T, H, Dk] of Kimi's gate, which spells out its softplus."""
+    steps = module.f_b_proj(module.f_a_proj(hidden)) + module.dt_bias.float()
+    rates = -module.A_log.float().exp()
+    return rates * placeless_softplus(steps).unflatten(2, (module.num_heads, -1))
+
+
 def _of_length_one(x: Tensor) -> Tensor:
     """Return x / sqrt(sum(x * x) + epsilon) over the last axis, as a norm that ONNX has an operator for."""
     size = x.shape[-1]
@@ -353,13 +383,19 @@ def replaced(model: nn.Module, mixers: Mixers | None) -> Iterator[None]:
     given = mixers.functions()
     own = {name: getattr(module, name) for name in given if hasattr(module, name)}
     own_softplus = functional.softplus
+    forwards = mixers.forwards()
+    others = [one for one in model.modules() if type(one).__name__ in forwards]
     try:
+        for one in others:
+            one.forward = partial(forwards[type(one).__name__], one)
         for name in own:
             setattr(module, name, given[name])
         functional.softplus = lambda x, *_: placeless_softplus(x)
         yield
     finally:
         functional.softplus = own_softplus
+        for one in others:
+            del one.forward
         for name, function in own.items():
             setattr(module, name, function)
 

@@ -139,7 +139,8 @@ def _why_not(
     config: PretrainedConfig, model_config: ModelConfig, states: StatesEntry | None
 ) -> str:
     model = _without_weights(config)
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    if model_config.num_layers and not takes_positions:
         return (
             "the model takes no positions (position_ids), so its texts could not go on from a cache"
         )
@@ -154,7 +155,7 @@ def _why_not(
             "so that answers would depend on what else is in the batch"
         )
     attends, scattered = calls.arguments["attend"], calls.arguments["scatter_kv"]
-    if not attends:
+    if takes_positions and not attends:
         return "the model does not attend through the attention interface of Transformers"
     num_layers = model_config.num_layers + model_config.num_reading
     if len(attends) != num_layers:

@@ -86,6 +86,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1], "num_hidden_layers": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "num_hidden_layers": 2},
     "nemotron_h": {"n_groups": 2},
+    "mimo_v2_flash": {"v_head_dim": 12},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"], "num_hidden_layers": 2},
     # As in every published checkpoint; the class's own are all attention.
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
     "lfm2_vl": {"text_config": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}},

@@ -46,6 +46,16 @@ _EXPERTS: dict[str, object] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }
+_KIMI: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "lfm2": {
         "num_hidden_layers": 3,
@@ -69,6 +79,43 @@ FAMILIES: dict[str, dict[str, object]] = {
     | _NO_EXPERTS
     | {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 96},
     "falcon_h1": _MAMBA | {"num_hidden_layers": 2, "mamba_d_ssm": 128, "head_dim": 16},
+    "mamba2": {
+        "num_hidden_layers": 2,
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 8,
+        "n_groups": 2,
+        "conv_kernel": 4,
+        "chunk_size": 8,
+    },
+    "kimi_linear": _KIMI
+    | {"linear_num_heads": 4, "linear_head_dim": 16, "num_experts": 4, "num_experts_per_token": 2}
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "bailing_hybrid": _KIMI
+    | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+    | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    | {"num_nextn_predict_layers": 0},
+    "minimax": {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "head_dim": 16,
+        "block_size": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "zamba2": {
+        "num_hidden_layers": 3,
+        "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+        "num_mem_blocks": 1,
+        "use_mem_rope": True,
+        "use_shared_attention_adapter": True,
+        "adapter_rank": 8,
+        "num_key_value_heads": 4,
+        "n_mamba_heads": 8,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 2,
+        "chunk_size": 8,
+    },
     "nemotron_h": {
         "hybrid_override_pattern": "M*-M",
         "num_hidden_layers": 4,
@@ -87,7 +134,8 @@ def random_hybrid(family: str, seed: int = 5, **other_sizes: object) -> PreTrain
     """Return a tiny model of a family, every parameter random and large enough that states matter."""
     torch.manual_seed(seed)
     sizes = {"vocab_size": VOCAB_SIZE} | _SIZES | FAMILIES[family] | other_sizes
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
+    config = AutoConfig.for_model(family, **sizes)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.25)
