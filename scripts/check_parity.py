@@ -62,7 +62,7 @@ FAMILIES: dict[str, dict[str, object]] = {
         "attention_k_eq_v": True,
         "num_global_key_value_heads": 1,
         "global_head_dim": 24,
-        "vocab_size_per_layer_input": 128,
+        "vocab_size_per_layer_input": 160,
         "hidden_size_per_layer_input": 8,
     },
     "mimo_v2_flash": MIXED
