@@ -29,7 +29,9 @@ ODD_FAMILIES: dict[str, dict[str, object]] = {
     "opt": ODD_SIZES | {"head_dim": 18, "ffn_dim": 77, "word_embed_proj_dim": 72},
 }
 # Spans of the test of bits lie before their window, across its edge and beyond.
-WINDOWED = {"mistral", "phi3", "gemma2", "gemma3_text", "granite_swa", "mimo_v2_flash"}
+WINDOWED = {
+    "mistral", "phi3", "gemma2", "gemma3_text", "gemma4_text", "granite_swa", "mimo_v2_flash",
+}  # fmt: skip
 # Their heads stay apart.
 WITH_SINKS = {"granite_swa", "mimo_v2_flash"}
 
@@ -49,7 +51,8 @@ def test_family_answers_as_pytorch_does(family: str, tmp_path: Path) -> None:
     assert certificate["rollback"]["num_compared"] > 0
     assert ("window" in certificate) == (family in WINDOWED)
     assert_bits_depend_on_no_neighbour(path, read_model_config(model.config))
-    assert derive_grouped_graph(path) == (family not in WITH_SINKS)
+    if read_model_config(model.config).has_equal_layers:
+        assert derive_grouped_graph(path) == (family not in WITH_SINKS)
     if (grouped := path.with_name(GROUPED_FILE)).exists():
         check_parity(model, grouped, read_model_config(model.config), max_gamma=4, bound=bound)
         assert_bits_depend_on_no_neighbour(grouped, read_model_config(model.config))
