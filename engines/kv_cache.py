@@ -88,6 +88,7 @@ def _with_halves(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 CacheRows = Sequence[tuple[tuple[int, ...], int]]
+"""Shape and address of the rows of consecutive slots, by buffer."""
 
 
 class KvCache:

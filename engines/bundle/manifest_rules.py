@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.encoder_decoder import (
     LANGUAGE,
@@ -159,7 +161,12 @@ def _check_states(name: str, part: ModelEntry, manifest: Manifest) -> None:
         != "",
         f"{name}.source' must be missing of a model with states": part.source is not None,
     }
-    for rule, is_broken in wrong.items():
+    _refuse_first(wrong)
+
+
+def _refuse_first(broken: Mapping[str, bool]) -> None:
+    """Refuse the first rule that is broken; each begins behind the quote in front of its field."""
+    for rule, is_broken in broken.items():
         if is_broken:
             raise BundleError(f"{MANIFEST_FILE}: field '{rule}")
 
@@ -177,9 +184,7 @@ def _check_caches(name: str, part: ModelEntry, manifest: Manifest) -> None:
         f"{name}.device_precision' must be empty: caches that differ are for the CPU alone": part.device_precision
         != "",
     }
-    for rule, is_broken in wrong.items():
-        if is_broken:
-            raise BundleError(f"{MANIFEST_FILE}: field '{rule}")
+    _refuse_first(wrong)
 
 
 def _fits(source: SourceEntry, other: SourceEntry | None) -> bool:

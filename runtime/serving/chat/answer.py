@@ -176,7 +176,7 @@ class TextReader:
             if (
                 self._channels
                 and self._whole.format.trigger.strip() in self._held
-                and (self._whole.is_cut(self._held, self._names))
+                and self._whole.is_cut(self._held, self._names)
             ):
                 self._held = ""
                 return False
