@@ -36,6 +36,7 @@ from typing import Annotated, Any
 
 import typer
 from outrider.runtime.core.drafting import AUTO_DRAFTERS
+from outrider.runtime.offline.prompts import read_prompts
 from rich.progress import track
 from tokenizers import Tokenizer
 
@@ -101,8 +102,8 @@ def reads_source(target: Path) -> bool:
     return bool(config.get("is_encoder_decoder"))
 
 
-def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
-    """Code prompts of ``num_tokens`` tokens each; messages to translate where the model has an encoder.
+def prompts_of(target: Path, count: int, num_tokens: int, texts: Path | None = None) -> list[list[int]]:  # fmt: skip
+    """Prompts of ``num_tokens`` tokens each: of a file, else code; messages to translate where there is an encoder.
 
     Raises:
         typer.BadParameter: there are not that many of that length.
@@ -113,7 +114,8 @@ def prompts_of(target: Path, count: int, num_tokens: int) -> list[list[int]]:
             return sources_of_length(tokenizer, count, num_tokens)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
-    encoded = [tokenizer.encode(text).ids for text in code_prompts(8 * count)]
+    found = code_prompts(8 * count) if texts is None else read_prompts(texts)
+    encoded = [tokenizer.encode(text).ids for text in found]
     prompts = [ids[:num_tokens] for ids in encoded if len(ids) >= num_tokens][:count]
     if len(prompts) < count:
         raise typer.BadParameter(f"only {len(prompts)} prompts of {num_tokens} tokens")
@@ -145,8 +147,9 @@ def main(
     work: Annotated[Path, typer.Argument(help="folder for what peers make of the checkpoints")],
     target: Annotated[Path, typer.Option(help="checkpoint")] = ROOT / "demo" / "target",
     draft: Annotated[Path, typer.Option(help="checkpoint")] = ROOT / "demo" / "draft",
+    prompts: Annotated[Path | None, typer.Option(help="as of outrider analyze; without: code")] = None,
     peers: Annotated[str, typer.Option(help="comma-separated")] = ",".join(PEERS),
-    weights: str = "float32,int8",
+    weights: Annotated[str, typer.Option(help="float32, int8, int4")] = "float32,int8",
     drafters: Annotated[str, typer.Option(help="ours")] = ",".join(AUTO_DRAFTERS),
     peer_drafters: Annotated[str, typer.Option(help="peers', as far as each has them")] = ",".join(PEER_DRAFTERS),
     ngram: Annotated[int, typer.Option(min=2, help="longest n-gram of peers' prompt lookup")] = 3,
@@ -169,12 +172,12 @@ def main(
         raise typer.BadParameter(f"num-prompts must be at least {max(sizes)}")
     groups = [
         cells_of(ways, kind, batch, gammas_of(gammas))
-        for kind in names_of(weights, ("float32", "int8"))
+        for kind in names_of(weights, ("float32", "int8", "int4"))
         for batch in sizes
     ]
     settings = {
         "target": str(target.resolve()), "draft": str(draft.resolve()), "threads": threads, "ngram": ngram,
-        "prompts": prompts_of(target, num_prompts, prompt_tokens), "max_tokens": max_tokens,
+        "prompts": prompts_of(target, num_prompts, prompt_tokens, prompts), "max_tokens": max_tokens,
         "reads_source": reads_source(target),
     }  # fmt: skip
     pythons = {who: python_of(who) for who in track(ways, description="setting up")}

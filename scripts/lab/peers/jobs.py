@@ -17,7 +17,7 @@ OURS = "outrider"
 PEERS = (OURS, "transformers", "openvino", "genai", "llamacpp", "ctranslate2")
 FOLDER = ROOT / "scripts" / "lab" / "peers"
 _REASON_CHARACTERS = 160
-_LIMIT_S = 600.0
+_LIMIT_S = 3600.0  # of the first job of a model, which makes the peer's own form of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Job:
         target: checkpoint folder.
         draft: checkpoint folder of the draft.
         work: folder where the peer may keep what it made of the checkpoints.
-        weights: float32 or int8.
+        weights: float32, int8 or int4.
         drafter: what proposes; None is plain decoding.
         gamma: draft tokens per step; 0 is plain decoding, None leaves the choice to the side.
         ngram: tokens that a peer's prompt lookup matches, at most; ours has its own setting.

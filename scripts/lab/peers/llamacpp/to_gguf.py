@@ -1,4 +1,7 @@
-"""A Llama checkpoint of Hugging Face form as GGUF: float32, or q8_0 for the matrices; without a tokenizer."""
+"""A Llama or Qwen 2 checkpoint of Hugging Face form as GGUF, without a tokenizer.
+
+Float32; or q8_0 for the matrices; or q4_0 for those of the layers and q8_0 for embeddings and head.
+"""
 
 import json
 from pathlib import Path
@@ -8,7 +11,6 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from safetensors import safe_open
 
-ARCHITECTURE = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH.LLAMA]
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -28,9 +30,9 @@ NAMES = {
 
 
 def convert(checkpoint: Path, out: Path, weights: str) -> None:
-    """Write ``out``/model.gguf; weights are float32 or int8."""
+    """Write ``out``/model.gguf; weights are float32, int8 or int4."""
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(out / "model.gguf", ARCHITECTURE)
+    writer = gguf.GGUFWriter(out / "model.gguf", config["model_type"])  # both names are GGUF's too
     write_facts(writer, config)
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, "numpy") as file:
@@ -50,9 +52,10 @@ def write_facts(writer, config):
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(config["head_dim"])
-    writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    head_size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_key_length(head_size)
+    writer.add_value_length(head_size)
+    writer.add_rope_dimension_count(head_size)
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_tokenizer_model("no_vocab")
@@ -62,12 +65,13 @@ def write_tensor(writer, config, name, values, weights):
     values = values.astype(np.float32)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for part, count in heads.items():
-        if f".{part}." in name:
+        # GGUF turns neighbours of Llama's heads, and halves of Qwen's, as the checkpoint does.
+        if f".{part}." in name and config["model_type"] == "llama":
             values = interleaved(values, count)
     named = gguf_name(name)
-    if weights == "int8" and values.ndim == 2:
-        packed = gguf.quants.quantize(values, Kind.Q8_0)
-        writer.add_tensor(named, packed, raw_dtype=Kind.Q8_0)
+    if weights != "float32" and values.ndim == 2:
+        kind = Kind.Q4_0 if weights == "int4" and named.startswith("blk.") else Kind.Q8_0
+        writer.add_tensor(named, gguf.quants.quantize(values, kind), raw_dtype=kind)
     else:
         writer.add_tensor(named, values)
 
@@ -82,4 +86,5 @@ def gguf_name(name):
     if name in NAMES:
         return NAMES[name]
     _, _, layer, rest = name.split(".", 3)
-    return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.weight')]}.weight"
+    part, _, kind = rest.rpartition(".")  # a weight or a bias
+    return f"blk.{layer}.{LAYER_NAMES[part]}.{kind}"

@@ -4,7 +4,7 @@ from peer_job import FixedGammaError, refuse_sources, refuse_unless
 
 CONFIDENCE = 0.4
 """Of the draft model, below which it stops, as in OpenVINO GenAI's own samples."""
-WEIGHT_FORMATS = {"float32": "fp32", "int8": "int8"}
+WEIGHT_FORMATS = {"float32": "fp32", "int8": "int8", "int4": "int4"}
 
 
 def check(job):

@@ -9,7 +9,7 @@ from peer_job import converted, main
 
 from scripts.tools.common import open_rig
 
-WEIGHTS = {"float32": "float32", "int8": "w8a8"}
+WEIGHTS = {"float32": "float32", "int8": "w8a8", "int4": "int4"}
 """As the peers do it, whose int8 narrows activations too, while the model runs."""
 
 MAX_GAMMA = 16
