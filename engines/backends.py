@@ -24,13 +24,13 @@ class EngineOptions:
     """How engines are opened; a backend ignores what it has no use for.
 
     Attributes:
-        num_threads: of the pool that all engines of the process share.
+        num_threads: of the pool that all engines of the process share; 0: as many as there are physical cores.
         max_batch: slots; None for all the bundle allows.
         with_trees: load the graphs that verify trees too, where bundle and backend have them.
         provider_options: of ONNX Runtime's CUDA provider, as it documents them.
     """
 
-    num_threads: int = 2
+    num_threads: int = 0
     max_batch: int | None = None
     with_trees: bool = False
     provider_options: Mapping[str, str] = field(default_factory=dict)

@@ -1,19 +1,24 @@
-"""Names of devices, the order in which ``auto`` looks for one, and what accelerators serve.
+"""Names of devices, the order in which ``auto`` looks for one, what accelerators serve, and a CPU's threads.
 
-Pure; what is present is asked through the probes that ``engines`` gives.
+Pure but for the last; what is present is asked through the probes that ``engines`` gives.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from outrider.engines.base import EngineError
 
 CPU, CUDA, TENSORRT, AUTO = "cpu", "cuda", "tensorrt", "auto"
 # Fastest first; the CPU is always there.
 PREFERENCE = (TENSORRT, CUDA)
+
+# Where Linux tells of cores and of limits.
+_SYSTEM = Path("/sys")
 
 _FORM = re.compile(rf"({CUDA}|{TENSORRT})(?::(\d+))?")
 
@@ -79,3 +84,33 @@ def choose(text: str, probes: Mapping[str, Callable[[int], str]]) -> Choice:
             return Choice(Device(kind), f"the best that is present{better}")
         reasons.append(f"{kind} ({missing})")
     return Choice(Device(CPU), "".join(f"no {reason}; " for reason in reasons).rstrip("; "))
+
+
+def threads_of(asked: int, system: Path = _SYSTEM) -> int:
+    """Return ``asked``, or for 0 the physical cores that affinity and the container's limit leave this process.
+
+    Two threads of one core share its multipliers: a second one makes a product no faster. ``system`` is where Linux
+    tells of cores; what cannot be read there limits nothing.
+    """
+    if asked:
+        return asked
+    allowed = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    folder = system / "devices" / "system" / "cpu"
+    cores = {
+        _text(folder / f"cpu{one}" / "topology" / "thread_siblings_list") or str(one)
+        for one in allowed
+    }
+    # "max 100000", or microseconds of processor time in each so many of the clock.
+    quota, _, period = _text(system / "fs" / "cgroup" / "cpu.max").partition(" ")
+    if quota.isdecimal() and period.isdecimal() and int(period):
+        return max(1, min(len(cores), int(quota) // int(period)))
+    return len(cores)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

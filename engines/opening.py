@@ -20,7 +20,7 @@ def open_engine(
     which: Which,
     *,
     device: str = "cpu",
-    num_threads: int = 2,
+    num_threads: int = 0,
     max_batch: int | None = None,
     with_trees: bool = False,
     provider_options: Mapping[str, str] | None = None,
@@ -32,7 +32,7 @@ def open_engine(
         bundle: from ``load_bundle``.
         which: which of its models.
         device: "cpu", "cuda[:N]", "tensorrt[:N]" or "auto".
-        num_threads: of the pool that all engines of the process share.
+        num_threads: of the pool that all engines of the process share; 0: as many as there are physical cores.
         max_batch: slots; None for all the bundle allows.
         with_trees: load the graphs that verify trees too, where bundle and backend have them.
         provider_options: of ONNX Runtime's CUDA provider, as it documents them.
@@ -85,7 +85,7 @@ def open_pair(
     *,
     device: str = "cpu",
     sampler: str = "auto",
-    num_threads: int = 2,
+    num_threads: int = 0,
     max_batch: int | None = None,
     with_trees: bool = False,
     provider_options: Mapping[str, str] | None = None,

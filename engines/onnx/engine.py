@@ -99,7 +99,7 @@ class OnnxEngine:
         bundle: Bundle,
         entry: ModelEntry,
         *,
-        num_threads: int = 2,
+        num_threads: int = 0,
         max_batch: int | None = None,
         with_trees: bool = False,
         beside: OnnxEngine | None = None,

@@ -32,6 +32,7 @@ from outrider.engines.bundle.names import (
     present_names,
 )
 from outrider.engines.bundle.states import StatesEntry, kept_names, place_names
+from outrider.engines.devices import threads_of
 from outrider.engines.kv_cache import CacheRows, KvCache
 from outrider.engines.onnx.cuda_libraries import why_not_loadable, why_two_packages
 
@@ -113,7 +114,7 @@ def open_session(
     *,
     device: str = "cpu",
     device_index: int = 0,
-    num_threads: int = 2,
+    num_threads: int = 0,
     copies_caches: bool = False,
     stream: int = 0,
     provider_options: Mapping[str, str] | None = None,
@@ -128,7 +129,7 @@ def open_session(
         graph: its file, such as ``model.onnx`` of a bundle, or a file's bytes.
         device: key of the provider to run on.
         device_index: which of its devices.
-        num_threads: size of the shared pool.
+        num_threads: size of the shared pool; 0: one per physical core that this process may use.
         copies_caches: the caller binds past and present to different memory on purpose, so the
             library's warning about it, one line per call and layer, is left out.
         stream: handle of the CUDA stream to enqueue on; 0 for one of the session's own.
@@ -142,7 +143,7 @@ def open_session(
     if reason := why_unavailable(device):
         raise EngineError(f"device {device!r}: {reason}")
     own_options = _provider_options(device, device_index, stream, provider_options or {})
-    _share_thread_pool(num_threads)
+    _share_thread_pool(threads_of(num_threads))
     options = _session_options(weights)
     if copies_caches:
         options.log_severity_level = _LOG_ERRORS

@@ -36,7 +36,9 @@ MaxTokens = Annotated[int, typer.Option(help="Output tokens per prompt.")]
 Batch = Annotated[int, typer.Option(help="Requests that decode together.")]
 Rounds = Annotated[int, typer.Option(help="Interleaved runs of every setting.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda[:N], tensorrt[:N] or auto.")]
-Threads = Annotated[int, typer.Option(help="Threads of a CPU backend.")]
+Threads = Annotated[
+    int, typer.Option(min=0, help="Threads of a CPU backend; 0: one per physical core.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Four prompts, short answers, one round.")]
 
 
@@ -58,7 +60,7 @@ def analyze(
     batch: Batch = 1,
     rounds: Rounds = 3,
     device: Device = "auto",
-    threads: Threads = 2,
+    threads: Threads = 0,
     costs: Costs = None,
     refresh_costs: Annotated[bool, typer.Option(help="Measure step costs anew.")] = False,
     datastore: Datastore = None,
@@ -120,7 +122,7 @@ def tune(
     batch: Batch = 1,
     rounds: Rounds = 9,
     device: Device = "auto",
-    threads: Threads = 2,
+    threads: Threads = 0,
     costs: Costs = None,
     datastore: Datastore = None,
     cpu_time: CpuTime = False,

@@ -175,7 +175,11 @@ class ServerConfig:
     )
     retry_after_s: float = limit(1.0, "Seconds a refused caller is told to wait.", _SECONDS)
     num_threads: int = setting(
-        2, Panel.ENGINES, "Threads of a CPU backend.", option="threads", bounds=_COUNT
+        0,
+        Panel.ENGINES,
+        "Threads of a CPU backend; 0: one per physical core that this process may use.",
+        option="threads",
+        bounds=_FROM_0,
     )
     sampler: str = setting("auto", Panel.ENGINES, "Where drafts are judged: auto, host or device.")
     prefix_cache_bytes: int = setting(

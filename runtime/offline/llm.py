@@ -64,7 +64,7 @@ class LLM:
         gamma: draft tokens per step, default of requests; None for the bundle's, else what is expected to gain most.
             For that the first use of a bundle on a machine measures what steps cost, some seconds.
         max_running: requests that are answered side by side; the bundle's slots bound it too.
-        num_threads: of the CPU.
+        num_threads: of the CPU; 0: one per physical core that this process may use.
         prefix_cache_bytes: memory of the caches of earlier prompts and answers; 0 for none.
         generation_defaults: whether requests get the checkpoint's generation settings for what they leave open.
 
@@ -81,7 +81,7 @@ class LLM:
         drafter: str | None = None,
         gamma: int | None = None,
         max_running: int = 64,
-        num_threads: int = 2,
+        num_threads: int = 0,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
         generation_defaults: bool = False,
     ) -> None:

@@ -37,7 +37,7 @@ class RigOptions:
 
     Attributes:
         max_batch: slots; the bundle's bound them too.
-        num_threads: of a CPU backend.
+        num_threads: of a CPU backend; 0: one per physical core that this process may use.
         device: as of ``outrider serve``.
         knows_costs: whether step costs are looked up or measured; else every gamma is fixed.
         costs_folder: where measured step costs are kept; None for the server's folder.
@@ -49,7 +49,7 @@ class RigOptions:
     """
 
     max_batch: int = 8
-    num_threads: int = 2
+    num_threads: int = 0
     device: str = "cpu"
     knows_costs: bool = False
     costs_folder: Path | None = None

@@ -22,7 +22,7 @@ from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.renewal import gains_of_export
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
-from outrider.engines.devices import CPU
+from outrider.engines.devices import CPU, threads_of
 from outrider.engines.kv_cache import PATIENCE
 from outrider.engines.memory.huge_pages import use_everywhere
 from outrider.engines.memory.room import fit_memory
@@ -334,6 +334,8 @@ def _decided(bundle: Bundle, options: ServeOptions) -> ServeOptions:
         config = replace(config, default_drafter=AUTO)
     choice = choose_device(options.device, bundle)
     log.info("serving on %s: %s", choice.device, choice.reason)
+    if choice.device.kind == CPU:
+        log.info("%d threads compute", threads_of(options.config.num_threads))
     return replace(options, device=str(choice.device), config=config)
 
 
@@ -410,7 +412,7 @@ def bundle_costs(
     name = table_name(
         files=[entry.sha256 for entry in manifest.files.values()],
         device=_place_name(options),
-        num_threads=options.config.num_threads,
+        num_threads=threads_of(options.config.num_threads),
         max_batch=max_batch,
     )
     paths = [folder / name for folder in folders if folder is not None]

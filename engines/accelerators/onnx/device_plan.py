@@ -111,7 +111,7 @@ def open_on_device(
     model: ModelEntry,
     device: PlanDevice,
     *,
-    num_threads: int = 2,
+    num_threads: int = 0,
     max_batch: int | None = None,
     owns_device: bool = False,
     with_trees: bool = False,
