@@ -38,6 +38,7 @@ from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.given_text import given_text
 from outrider.export.weights.half_weights import BFLOAT16, FLOAT32, HALF_TYPES, store_halves
+from outrider.export.weights.lookup import part_shared_blocks
 from outrider.export.weights.packed.blocks import keep_blocks
 from outrider.export.weights.packed.matrices import PACKED_KINDS
 from outrider.export.weights.shared_data import share_data
@@ -169,6 +170,7 @@ class _Export:
         self._tell("comparing with the checkpoint")
         if part.weights == FLOAT32:
             _share(part, self._path)
+        part_shared_blocks(self._path)
         no_device = self._why_no_device()
         if no_device:
             self._precision = ""

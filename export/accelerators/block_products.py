@@ -18,7 +18,6 @@ Source: ONNX Runtime, contrib operator com.microsoft.MatMulNBits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -35,23 +34,6 @@ _BITS = {
     ir.DataType.UINT4: 4,
 }
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT4)
-
-
-def part_block_products(graph: ir.Graph) -> None:
-    """Give a product of blocks that something else reads too, a lookup of tokens, constants of its own, in place.
-
-    They are the same bytes of the same file under another name. Of blocks with two readers ONNX Runtime does not make
-    the operator, and its CUDA provider has no ``DequantizeLinear`` of 8 bits to compute them with (1.31.1).
-    """
-    for node in graph:
-        if node.op_type != "DequantizeLinear":
-            continue
-        for place, value in enumerate(node.inputs):
-            tensor = None if value is None or len(value.uses()) < 2 else value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
-                copied = copy(tensor)
-                copied.name = f"{tensor.name}.of.{node.outputs[0].name}"
-                node.replace_input_with(place, put_tensor(graph, copied))
 
 
 def name_block_products(graph: ir.Graph, kind: ir.DataType) -> list[ir.Value]:

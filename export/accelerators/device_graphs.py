@@ -35,7 +35,7 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
-from outrider.export.accelerators.block_products import name_block_products, part_block_products
+from outrider.export.accelerators.block_products import name_block_products
 from outrider.export.accelerators.half_products import HalfPass
 from outrider.export.accelerators.joined_norms import join_norms
 from outrider.export.accelerators.token_major import lay_out_by_token
@@ -127,7 +127,6 @@ def _derive(
     if kind is not ir.DataType.FLOAT:
         _read_stored_halves(graph, kind)
         made = name_block_products(graph, kind) if kind is ir.DataType.BFLOAT16 else []
-        part_block_products(graph)
         made += HalfPass(
             graph, kind, path.parent.name, with_embeddings=False, with_residual=not is_sourced
         ).run()

@@ -30,6 +30,7 @@ from outrider.export.weights.lookup import (
     Tape,
     look_up_columns,
     look_up_rows,
+    part_shared_blocks,
     token_lookups,
 )
 from outrider.export.weights.rounding import (
@@ -126,6 +127,7 @@ def text_of(path: Path, model_config: ModelConfig) -> WrittenText:
         split_gemms(model.graph)
         quantize_graph(model.graph, _TABLE_BITS)
         ir.save(model, rounded, external_data=f"{path.name}.data")
+        part_shared_blocks(rounded)
         return write_text(rounded, model_config)
 
 

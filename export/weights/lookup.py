@@ -8,7 +8,9 @@ embedding are one matrix, columns of the head's blocks [K, V] are gathered: it i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import SOURCE
 from outrider.engines.onnx.session import open_session
 from outrider.export.graph.edits import put, put_tensor, take_over
+from outrider.export.weights.widened import canonical_graphs
 
 # How the name of a lookup's last node ends.
 _LOOKUP = ".lookup"
@@ -95,6 +98,27 @@ def look_up_columns(graph: ir.Graph, node: ir.Node, head: Sequence[ir.Value], na
     found = lookup.tape.float32(lookup.columns(integers))
     parts = [lookup.columns(one) for one in scales]
     lookup.finish(found, lookup.tape.multiplied(parts, axis=-1), None)
+
+
+def part_shared_blocks(path: Path) -> None:
+    """Give products of blocks that a lookup reads too constants of their own, in the canonical graphs at ``path``.
+
+    They are the same bytes of the same file under another name. Of blocks with two readers ONNX Runtime (1.32.0) does
+    not make its operator: on the CPU it restores all of a head as float32 in every call, and its CUDA provider has no
+    ``DequantizeLinear`` of 8 bits.
+    """
+    for one in canonical_graphs(path):
+        model = ir.load(one)
+        for node in model.graph:
+            for place, value in enumerate(
+                node.inputs if node.op_type == "DequantizeLinear" else ()
+            ):
+                tensor = None if value is None or len(value.uses()) < 2 else value.const_value
+                if isinstance(tensor, ir.ExternalTensor):
+                    copied = copy(tensor)
+                    copied.name = f"{tensor.name}.of.{node.outputs[0].name}"
+                    node.replace_input_with(place, put_tensor(model.graph, copied))
+        ir.save(model, one)
 
 
 class _Lookup:

@@ -13,6 +13,7 @@ from outrider.export.certificate.graph_runner import open_graph
 from outrider.export.graph.edits import drop_unused
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.weights.blocks import quantize_file
+from outrider.export.weights.lookup import part_shared_blocks
 
 from scripts.check_parity import random_model
 from tests.export.accelerators.tensorrt.test_graph import V, run_graph
@@ -58,6 +59,7 @@ def test_a_head_that_shares_its_blocks_with_the_lookup_of_tokens_has_its_own_nam
     expected = run_graph(path, open_graph(path, exact_blocks=True))
     assert num_shared(path) > 0
     size = path.with_name("model.onnx.data").stat().st_size
+    part_shared_blocks(path)
     derive_device_graphs(path, "float16", with_trees=True)
     assert num_shared(path.with_name("device.onnx")) == 0
     assert num_shared(path.with_name("device_tree.onnx")) == 0

@@ -10,11 +10,12 @@ import pytest
 import torch
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.bundle import Bundle, load_bundle
+from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.graph.to_onnx import export_model
-from outrider.export.model_config import read_model_config
+from outrider.export.model_config import ModelConfig, read_model_config
 from outrider.export.pipeline import ExportOptions, export_bundle
 from outrider.export.weights.blocks import BITS, product_moments, quantize_file
-from outrider.export.weights.lookup import integer_lookups, rows_of
+from outrider.export.weights.lookup import integer_lookups, part_shared_blocks, rows_of
 from outrider.export.weights.widened import load_widened
 from outrider.export.weights.written_text import WrittenText
 
@@ -62,6 +63,7 @@ class Stored(NamedTuple):
     """A graph in 16 or 32 bits, and the embedding that it was made of."""
 
     path: Path
+    model_config: ModelConfig
     is_tied: bool
     embedding: FloatArray
 
@@ -76,7 +78,10 @@ def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         parameter.data = parameter.data.to(dtype)
     path = tmp_path_factory.mktemp("embedding") / "model.onnx"
     export_model(model, path, keeps_halves=True)
-    return Stored(path, is_tied, model.get_input_embeddings().weight.detach().float().numpy())
+    config = read_model_config(model.config)
+    return Stored(
+        path, config, is_tied, model.get_input_embeddings().weight.detach().float().numpy()
+    )
 
 
 @pytest.mark.parametrize("kind", BITS)
@@ -95,6 +100,33 @@ def test_an_embedding_is_looked_up_in_blocks_which_a_tied_head_shares(
     (last,) = integer_lookups(loaded.graph)
     errors = np.abs(rows_of(loaded.graph, last) - own) / np.abs(own).max(axis=1, keepdims=True)
     assert 0 < errors.max() < 0.005
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_a_tied_head_becomes_one_product_of_blocks_and_stays_in_the_file_once(
+    stored: Stored, tmp_path: Path, optimised_graph: Callable[[Path], onnx.GraphProto], kind: str
+) -> None:
+    """With constants that the lookup reads too, ONNX Runtime would restore the whole head in every call."""
+    path = Path(shutil.copytree(stored.path.parent, tmp_path / "target")) / stored.path.name
+    quantize_file(path, kind)
+    data = path.with_name(f"{path.name}.data")
+    before, num_bytes = logits_of(path, stored.model_config), data.stat().st_size
+    assert num_restored(optimised_graph(path)) == stored.is_tied
+    part_shared_blocks(path)
+    assert num_restored(optimised_graph(path)) == 0
+    assert data.stat().st_size == num_bytes
+    after = logits_of(path, stored.model_config)
+    np.testing.assert_allclose(after, before, rtol=0, atol=0.02 * np.abs(before).max())
+
+
+def logits_of(path: Path, model_config: ModelConfig) -> FloatArray:
+    """Logits [1, 3, V] of three tokens."""
+    runner = GraphRunner(path, model_config, batch=1, capacity=8)
+    return runner.extend(np.array([[5, 17, 89]]), np.zeros(1, dtype=np.int64))
+
+
+def num_restored(graph: onnx.GraphProto) -> int:
+    return sum(node.op_type == "DequantizeLinear" for node in graph.node)
 
 
 def test_four_bits_leave_eight_to_keys_values_and_all_behind_the_last_of_them(
