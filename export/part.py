@@ -170,7 +170,6 @@ class _Export:
         self._tell("comparing with the checkpoint")
         if part.weights == FLOAT32:
             _share(part, self._path)
-        part_shared_blocks(self._path)
         no_device = self._why_no_device()
         if no_device:
             self._precision = ""
@@ -278,6 +277,7 @@ class _Export:
             self._tell(f"storing the weights as {part.weights}")
             _store(part, self._path, self._progress)
         _share(part, self._path)
+        part_shared_blocks(self._path)
         try:
             return self._certified_as_stored(reference, halves)
         except BundleError as error:

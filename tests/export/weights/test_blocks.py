@@ -18,6 +18,7 @@ from outrider.export.weights.blocks import BITS, product_moments, quantize_file
 from outrider.export.weights.lookup import integer_lookups, part_shared_blocks, rows_of
 from outrider.export.weights.widened import load_widened
 from outrider.export.weights.written_text import WrittenText
+from transformers import AutoModelForCausalLM
 
 from scripts.check_parity import random_model
 
@@ -117,6 +118,26 @@ def test_a_tied_head_becomes_one_product_of_blocks_and_stays_in_the_file_once(
     assert data.stat().st_size == num_bytes
     after = logits_of(path, stored.model_config)
     np.testing.assert_allclose(after, before, rtol=0, atol=0.02 * np.abs(before).max())
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_no_served_graph_of_a_tied_model_restores_its_head(
+    export_small: Callable[..., Bundle],
+    tiny_checkpoints: tuple[Path, Path],
+    optimised_graph: Callable[[Path], onnx.GraphProto],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    tied = Path(shutil.copytree(tiny_checkpoints[1], tmp_path / "tied"))
+    model = AutoModelForCausalLM.from_pretrained(tied)
+    model.config.tie_word_embeddings = True
+    model.lm_head.weight = model.get_input_embeddings().weight
+    model.save_pretrained(tied)
+    export_small(target=tied, weights=kind)
+    for name in ("model.onnx", "grouped.onnx", "tree.onnx"):
+        path = tmp_path / "bundle" / "target" / name
+        assert integer_lookups(ir.load(path).graph), name
+        assert num_restored(optimised_graph(path)) == 0, name
 
 
 def logits_of(path: Path, model_config: ModelConfig) -> FloatArray:
