@@ -2,7 +2,7 @@
 
 Times are those of real calls of the engines over the shapes that occur when requests are served. Calls of target and
 draft alternate as they do in service, where each pushes the other's weights out of the processor's caches. All calls
-are made in rounds; where two halves of the rounds disagree, more are made, and a table that stays unsettled says so.
+are made in rounds; a table of which two halves disagree says so, and served steps correct it.
 The engines are the caller's to close and must not serve: a cache that grew for a long context makes calls slower.
 """
 
@@ -23,19 +23,21 @@ from outrider.runtime.calibration.reads import measure_reads, read_everywhere
 from outrider.runtime.calibration.timing import Call, Clock, extend_call, time_calls, timed, typical
 from outrider.runtime.calibration.trees import measure_trees
 from outrider.runtime.core.text import Decoder
-from outrider.runtime.gamma.costs import MOST_DISAGREEMENT, CostTable, ModelCosts
+from outrider.runtime.gamma.costs import CostTable, ModelCosts
 
 # Rows, and tokens per row (drafts of 0, 1, 2, 4, 8 and 16): between them times are nearly linear.
 BATCHES, SPANS = (1, 2, 4, 8, 16, 32, 64), (1, 2, 3, 5, 9, 17)
 DRAFT_CALLS = 2  # behind one of the target: the first finds the target's weights in the caches, the next its own
 CATCH_UP_SPANS = (2, 16, 64, 256)  # tokens that a draft model missed, up to all that one call takes
 LONG_CONTEXT = 480  # tokens of the second point of the line through capacity: four times the first, beyond the noise
-LONG_ROWS = 8  # of both points: every row adds to the difference
+LONG_ROWS = 4  # of both points: every row adds to the difference
 WARM_SHARE = 0.2  # of the time, for one call of every shape; larger batches are extrapolated, as two rounds follow
 TREE_SHARE = 0.2  # of the time, after which passes over trees begin no second number of rows
 READ_SHARE = 0.2  # of the time, after which reads of one engine begin no second number of rows
 LENGTH_SHARE = 0.1  # of the time, for each of the two points of the line through capacity
-CATCH_UP_SHARE = 0.2  # of the time, after which no longer span is begun: times are linear in it from 64 tokens on
+CATCH_UP_SHARE = (
+    0.2  # of the time, in which no longer span would end: times are linear in it from 64 tokens on
+)
 LEAST_ROUNDS = 2  # made however long they take: fewer could not disagree
 AGREEING = 0.8  # share of the calls that must agree: fitting corrects a few disturbed ones by their neighbours
 
@@ -46,13 +48,11 @@ class Budget:
 
     Attributes:
         total_s: after this many seconds no further batch size, and no further round, is begun.
-        repeats: rounds at most, before it is asked whether they agree.
-        attempts: times so many rounds or seconds at most, where they do not.
+        repeats: rounds at most.
     """
 
     total_s: float = 4.0
     repeats: int = 8
-    attempts: int = 2
 
 
 def calibrate(
@@ -115,20 +115,17 @@ def _measure_grids(
         batches.append(rows)
         calls += turns
     rounds: list[list[float]] = []
-    while True:
+    while len(rounds) < LEAST_ROUNDS or (
+        len(rounds) < budget.repeats and clock() < began + budget.total_s
+    ):
         rounds.append(timed(calls, clock))
-        spent = max(len(rounds) / budget.repeats, (clock() - began) / budget.total_s)
-        if len(rounds) >= LEAST_ROUNDS and spent >= 1.0:
-            disagreement = _disagreement(rounds)
-            if disagreement <= MOST_DISAGREEMENT or spent >= budget.attempts:
-                break
     grid = typical(rounds).reshape(len(batches), len(spans), len(engines))
     sizes = [capacities(engine.limits)[0] for engine in engines]
     costs = [fit_model(grid[:, :, 0], batches, spans, sizes[0])]
     if len(engines) > 1:
         draft_s = grid[:, :, 1].mean(axis=1, keepdims=True) / DRAFT_CALLS
         costs.append(fit_model(draft_s, batches, (1,), sizes[1]))
-    return costs, disagreement
+    return costs, _disagreement(rounds)
 
 
 def _turn(engines: Sequence[Engine], rows: int, tokens: int) -> list[Call]:
@@ -184,7 +181,8 @@ def _measure_catch_up(draft: Engine, budget: Budget, clock: Clock) -> ModelCosts
     # One after the other: a short call after a long one takes three times as long (0.4 ms for 0.14, demo pair).
     for tokens in (*(n for n in CATCH_UP_SPANS if n < longest), longest):
         left_s = until - clock()
-        if len(spans) > 1 and left_s <= 0.0:
+        # A span is read twice at least, and takes about as long a token as the one before.
+        if len(spans) > 1 and left_s < 2.0 * tokens / spans[-1] * float(seconds[-1][0]):
             break
         span = Span(slot=0, start=0, tokens=(0,) * tokens, num_logits=0, num_settled=tokens)
         call = partial(draft.extend, [span])

@@ -116,7 +116,7 @@ def test_costs_of_an_exported_pair_have_its_reads(opened: tuple[Bundle, Pair]) -
     _, pair = opened
     table = calibrate(
         target=pair.target, draft=pair.draft, sampler=pair.sampler, decoder=SilentDecoder(),
-        max_gamma=2, budget=Budget(total_s=0.05, repeats=2, attempts=1),
+        max_gamma=2, budget=Budget(total_s=0.05, repeats=2),
     )  # fmt: skip
     assert table.read is not None and table.draft_read is not None
     assert table.read.tokens == (16, 64, 96)
