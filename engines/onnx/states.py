@@ -46,6 +46,7 @@ from outrider.engines.bundle.states import (
 )
 from outrider.engines.kv_cache import zeros
 from outrider.engines.onnx.state_loops import lay_out_states
+from outrider.engines.spans import cut_to_floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,13 +213,7 @@ class SlotStates:
 
     def trimmed(self, lengths: Sequence[int | None]) -> list[int | None]:
         """Return the lengths that slots can be cut to, and forget those of which that is nothing."""
-        kept: list[int | None] = []
-        for slot, base in enumerate(self.bases):
-            length = lengths[slot] if slot < len(lengths) else None
-            if (length or 0) < base:
-                length, self.bases[slot] = None if length is None else 0, 0
-            kept.append(length)
-        return kept
+        return cut_to_floors(lengths, self.bases)
 
     def kept_of(self, slot: int) -> FloatArray:
         """Return [n] float32: a copy of all that a slot keeps."""
