@@ -63,7 +63,7 @@ class TestRings(StateContract):
     ) -> None:
         """Over more than four turns of the ring, in chunks of every width; columns differ, and so does rounding."""
         assert engine.packs_rows == (kind == "packed")
-        check_against_whole(engine, open_engine(bundles["whole"], "target"), MAX_EXTEND)
+        check_against_whole(engine, open_engine(bundles["whole"], "target"), (1, 2, 5, MAX_EXTEND))
 
     def test_open_tokens_and_padding_overwrite_nothing_that_is_seen(
         self, engine: Engine, alone: Engine
@@ -72,10 +72,10 @@ class TestRings(StateContract):
         check_every_column(engine, alone)
 
 
-def check_against_whole(engine: Engine, whole: Engine, most: int) -> None:
-    """Feed a text in chunks of 1 to ``most`` tokens to an engine with rings and to one without."""
+def check_against_whole(engine: Engine, whole: Engine, widths: tuple[int, ...]) -> None:
+    """Feed a text in chunks of these widths to an engine with rings and to one without."""
     text = make_tokens(engine, 4 * LEAST_COLUMNS + 3, seed=2)
-    for width in range(1, most + 1):
+    for width in widths:
         for start in range(0, len(text), width):
             given = [settled(0, start, text[start : start + width])]
             count = len(given[0].tokens)
@@ -87,7 +87,7 @@ def check_every_column(
     engine: Engine, alone: Engine, *, drafts: tuple[int, ...] = (1, 2, 3, 4)
 ) -> None:
     """Slot 0's text is a token longer each time, and drafts behind it are rejected."""
-    text, other = make_tokens(engine, 3 * LEAST_COLUMNS, seed=4), (5,) * MAX_EXTEND
+    text, other = make_tokens(engine, 2 * LEAST_COLUMNS + 1, seed=4), (5,) * MAX_EXTEND
     texts = Texts(engine, 1)
     for start in range(len(text)):
         spans = [settled(0, start, (text[start], *drafts), 1)]
@@ -127,7 +127,7 @@ def check_nothing_stale_is_seen(engine: Engine, alone: Engine) -> None:
     """Drafts that are not numbers are rejected at every column; copies, trims and new texts follow."""
     text = tuple(token for token in make_tokens(engine, 90, seed=8) if token != NAN_TOKEN)
     texts = Texts(engine, 3)
-    for start in range(3 * LEAST_COLUMNS):
+    for start in range(2 * LEAST_COLUMNS):
         # A token that is not a number spoils its own span, and no other.
         engine.extend(
             [settled(0, start, (NAN_TOKEN,) * MAX_OPEN, 0)] if start else [settled(0, 0, ())]
@@ -273,7 +273,7 @@ def is_found_out(root: Path, whole: Bundle) -> bool:
         return [open_engine(of, "target") for _ in range(2)]
 
     try:
-        check_against_whole(pair()[0], open_engine(whole, "target"), 1)
+        check_against_whole(pair()[0], open_engine(whole, "target"), (1,))
         check_every_column(*pair())
         check_copies(*pair(poisoned))
         check_nothing_stale_is_seen(*pair(poisoned))
