@@ -166,7 +166,8 @@ class SlotStates:
         """Keep what a call wrote, and note which tokens it is of."""
         first, num_rows = spans[0].slot, len(spans)
         end = first + num_rows
-        self._pending[:, first:end] = self._new_pending[:, :num_rows]
+        if any(len(span.tokens) > span.num_settled for span in spans):
+            self._pending[:, first:end] = self._new_pending[:, :num_rows]
         self._windows[:, first:end] = self._new_windows[:, :num_rows]
         for row, span in enumerate(spans):
             slot, settled = span.slot, span.num_settled
