@@ -14,19 +14,25 @@ and of one slot and head, by token position:
 S is one of a few capacities (attention reads all S positions, valid or not), and grows and
 shrinks by copying. What decoder layers attend to of a source is kept in a cache of its own, with capacities of its own.
 
+A layer that sees a window alone may keep a *ring*: at most C columns, token p in column p mod C. Below C columns, S of
+them, it is a row like others; a token has the same column then, so growing moves none. What a ring has overwritten
+is known to whoever chooses C (``engines.onnx.rings``).
+
 Invariants:
 
 * K1  S >= max(start) + T in every extend, so that no write lands outside the row.
 * K2  Nothing but zeros lies beyond what the last extend of a slot wrote: a masked position has
-  probability 0, but 0 times NaN or infinity is NaN, so garbage there would not stay unread.
+  probability 0, but 0 times NaN or infinity is NaN, so garbage there would not stay unread. A ring's columns are of
+  the last C tokens written, or zeros.
 
 Knows neither a model nor a library.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from outrider.engines.base import EngineError, EngineLimits, FloatArray
@@ -96,6 +102,7 @@ class KvCache:
 
     Args:
         heads: H and D of each of the L layers.
+        rings: of each layer C, the most columns, or 0 where it keeps the whole text; empty where all do.
         num_slots: rows of every buffer.
         capacities: that S may take, ascending.
         growth_room: how often the longest slot must fit before memory is made smaller; ``GROWTH_ROOM`` where slots
@@ -109,11 +116,13 @@ class KvCache:
         num_slots: int,
         capacities: Sequence[int],
         growth_room: int = GROWTH_ROOM,
+        rings: Sequence[int] = (),
     ) -> None:
         self.lengths = [0] * num_slots
+        sizes = [(*one, ring) for one, ring in zip(heads, rings or [0] * len(heads), strict=True)]
         # Of each layer: its sizes, and its place among the layers of these sizes.
-        self._layers = [(one, heads[:layer].count(one)) for layer, one in enumerate(heads)]
-        self._counts = Counter(heads)
+        self._layers = [(one, sizes[:layer].count(one)) for layer, one in enumerate(sizes)]
+        self._counts = Counter(sizes)
         self._allocate = zeros
         self._capacities = capacities
         self._growth_room = growth_room
@@ -121,10 +130,19 @@ class KvCache:
         self._num_roomy = 0
         # S, tokens a slot has room for at present.
         self.capacity = self._capacities[0]
-        # Of the layers of one H and D: [2 layers, max_batch, H, S, D], key, value, key, value ...
+        # Of the layers of one H, D and C: [2 layers, max_batch, H, S, D], key, value, key, value ...
         self._groups = self._allocated(self.capacity)
         # Of one token's keys and values, as ``read`` returns them.
         self.token_shape = self.read(0, 1).shape
+
+    @property
+    def rings(self) -> list[FloatArray]:
+        """[2 L, max_batch, H, S, D] of the layers with a ring, those of one H and D together."""
+        return [held for (_, _, ring), held in self._groups.items() if ring]
+
+    @property
+    def _whole(self) -> list[FloatArray]:
+        return [held for (_, _, ring), held in self._groups.items() if not ring]
 
     def rows(self, slot: int, num_slots: int) -> CacheRows:
         """[2 L] shapes [num_slots, H, S, D] and addresses of consecutive slots: key.0, value.0, key.1, value.1 ..."""
@@ -177,6 +195,9 @@ class KvCache:
             if self._num_roomy < PATIENCE:
                 return False
             capacity = lasting
+        for slot, length in enumerate(self.lengths):
+            # A ring is copied whole.
+            self._clear(self.rings, slot, length, self._written[slot])
         self._move_to(capacity, kept)
         self._written = list(self.lengths)
         return True
@@ -202,20 +223,23 @@ class KvCache:
         self.lengths[slot] = 0
         end = start + num_tokens
         if end < self._written[slot]:
-            for values in self._groups.values():
-                values[:, slot, :, end : self._written[slot]] = 0.0
+            self._clear(self._groups.values(), slot, end, self._written[slot])
         self._written[slot] = end
 
     def read(self, slot: int, end: int, start: int = 0) -> FloatArray:
-        """[2 L, H, n, D] float32: a copy of what a slot holds of n tokens; [n, F] where H and D differ by layer."""
-        parts = [values[:, slot, :, start:end] for values in self._groups.values()]
+        """[2 L, H, n, D] float32: a copy of what a slot holds of n tokens; [n, F] where H and D differ by layer.
+
+        Layers with a ring are left out.
+        """
+        parts = [values[:, slot, :, start:end] for values in self._whole]
         if len(parts) == 1:
             return parts[0].copy()
         none = np.empty((end - start, 0), np.float32)
-        sizes = (2 * count * heads * size for (heads, size), count in self._counts.items())
         flat = (
-            part.transpose(2, 0, 1, 3).reshape(end - start, size)
-            for part, size in zip(parts, sizes, strict=True)
+            part.transpose(2, 0, 1, 3).reshape(
+                end - start, math.prod(part.shape[:2]) * part.shape[3]
+            )
+            for part in parts
         )
         return np.concatenate([none, *flat], axis=1)
 
@@ -223,9 +247,10 @@ class KvCache:
         """Put n tokens, as ``read`` returns them, behind the first ``start`` of a slot, which end it; S has room."""
         count, begin = values.shape[-2], 0
         self.begin_write(slot, start, count)
-        for held in self._groups.values():
+        whole = self._whole
+        for held in whole:
             part = held[:, slot, :, start : start + count]
-            if len(self._groups) == 1:
+            if len(whole) == 1:
                 part[...] = values
                 continue
             first, heads, _, size = part.shape
@@ -241,12 +266,13 @@ class KvCache:
 
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""
-        end = max(length, self._written[destination])
         if source != destination:
+            self.begin_write(destination, length, 0)
             for values in self._groups.values():
-                values[:, destination, :, :length] = values[:, source, :, :length]
-                values[:, destination, :, length:end] = 0.0
-            self._written[destination] = length
+                for columns in columns_of(0, length, values.shape[3]):
+                    values[:, destination, :, columns] = values[:, source, :, columns]
+            # A ring was copied whole, with what stands behind the tokens.
+            self._clear(self.rings, destination, length, self._written[source])
         self.lengths[destination] = length
 
     def _capacity_for(self, num_tokens: int) -> int:
@@ -260,13 +286,32 @@ class KvCache:
         except MemoryError as error:
             raise EngineError(f"no memory for a cache of {capacity} tokens") from error
         for sizes, values in groups.items():
+            old = self._groups[sizes]
             for slot, length in enumerate(num_copied):
-                values[:, slot, :, :length] = self._groups[sizes][:, slot, :, :length]
+                for columns in columns_of(0, length, old.shape[3]):
+                    values[:, slot, :, columns] = old[:, slot, :, columns]
         self.capacity, self._groups, self._num_roomy = capacity, groups, 0
 
-    def _allocated(self, capacity: int) -> dict[tuple[int, int], FloatArray]:
-        """Return zeroed memory for each H and D that layers have."""
+    def _clear(self, groups: Iterable[FloatArray], slot: int, start: int, end: int) -> None:
+        """Write zeros over what some layers hold of tokens start..end of a slot."""
+        for values in groups:
+            for columns in columns_of(start, end, values.shape[3]):
+                values[:, slot, :, columns] = 0.0
+
+    def _allocated(self, capacity: int) -> dict[tuple[int, int, int], FloatArray]:
+        """Return zeroed memory for each H, D and C that layers have."""
+        num_slots = len(self.lengths)
         return {
-            (heads, size): self._allocate((2 * count, len(self.lengths), heads, capacity, size))
-            for (heads, size), count in self._counts.items()
+            (heads, size, ring): self._allocate(
+                (2 * count, num_slots, heads, min(capacity, ring or capacity), size)
+            )
+            for (heads, size, ring), count in self._counts.items()
         }
+
+
+def columns_of(start: int, end: int, size: int) -> tuple[slice, ...]:
+    """Return where tokens start..end stand in ``size`` columns, token p in column p mod ``size``, in order."""
+    if end - start >= size:
+        return (slice(0, size),)
+    first, last = start % size, end % size
+    return (slice(first, last),) if first <= last else (slice(first, size), slice(0, last))

@@ -247,6 +247,29 @@ def check_open(spans: Sequence[Span], max_open: int, floors: Sequence[int]) -> N
             )
 
 
+def floor_behind(span: Span, floor: int) -> int:
+    """Return the settled tokens of a slot behind a span, of which ``floor`` were settled before it."""
+    if span.num_settled:
+        return span.start + span.num_settled
+    return floor if span.start else 0
+
+
+def cut_to_floors(lengths: Sequence[int | None], floors: list[int]) -> list[int | None]:
+    """Return the lengths that slots can be cut to, and set to 0 the floors of those of which that is nothing.
+
+    Args:
+        lengths: that ``Engine.trim`` was given.
+        floors: [max_batch] settled tokens of every slot, rewritten.
+    """
+    kept: list[int | None] = []
+    for slot, floor in enumerate(floors):
+        length = lengths[slot] if slot < len(lengths) else None
+        if (length or 0) < floor:
+            length, floors[slot] = None if length is None else 0, 0
+        kept.append(length)
+    return kept
+
+
 def floor_without_state(limits: EngineLimits) -> int:
     """Return the first start of a slot whose tokens were written, and whose state was not yet: beyond any text."""
     return limits.max_context + 1

@@ -39,8 +39,11 @@ def default_context(models: Mapping[str, ModelConfig], *, slot_bytes: int = 0) -
         known += f", beyond which the angles of rope_type {kind} change"
     if own >= UNLIMITED_POSITIONS:
         own, known = LEAST_CONTEXT, f"{LEAST_CONTEXT}, since the {part} names no limit"
-    most = min(own, MOST_CONTEXT) * token_bytes(models.values()) + slot_bytes
-    full = f"a full slot takes {size_words(most)}"
+    of_token = token_bytes(one for model in models.values() for one in model.heads)
+    most = min(own, MOST_CONTEXT) * of_token + slot_bytes
+    # Layers with a window may keep rings, which is known once the graphs are there.
+    at_most = "at most " if any(one.window for one in models.values()) else ""
+    full = f"a full slot takes {at_most}{size_words(most)}"
     if own <= MOST_CONTEXT:
         return own, f"context {own}, all of {known}: {full}"
     rule = f"{MOST_CONTEXT} tokens at most; --max-context asks for more"

@@ -72,6 +72,7 @@ class ModelConfig:
         head_size: D of the cache, likewise.
         caches: H and D of each layer, where they differ; else empty.
         num_reading: layers behind these that read the caches of earlier ones.
+        ring_columns: the most columns of layers with a window, where their caches are to be rings on the CPU; else 0.
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens; of a ``changing_rope`` only the original length.
         window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
@@ -104,6 +105,7 @@ class ModelConfig:
     kinds: LayerKinds | None = None
     caches: tuple[tuple[int, int], ...] = ()
     num_reading: int = 0
+    ring_columns: int = 0
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:

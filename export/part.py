@@ -14,6 +14,8 @@ from outrider.engines.bundle.manifest import (
     TEXT_PART_OF,
     W8A8,
     ModelEntry,
+    RingsEntry,
+    ring_columns,
 )
 from outrider.engines.bundle.names import DEVICE_FILE, MODEL_FILE
 from outrider.export.certificate.certify import CHAIN_FILES, certify, prepare
@@ -31,6 +33,7 @@ from outrider.export.gguf.folder import GGUF, KEPT_KINDS, open_weights
 from outrider.export.graph.attention_kinds import has_sinks
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.narrow_spans import NARROWEST_SPAN
+from outrider.export.graph.rings import derive_ring_graph, ring_layers
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.model_config import ModelConfig
@@ -49,6 +52,8 @@ HALF = "half"
 """The 16-bit type that suits a checkpoint; see ``Checkpoint.half_precision``."""
 WEIGHT_KINDS = (FLOAT32, HALF, *HALF_TYPES, *INTEGER_KINDS)
 MAX_EXTEND = 512
+# Rings have to be so many times smaller than the context: they take no trees, and prefixes at some lengths alone.
+_RINGS_WORTH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +136,11 @@ class _Export:
 
     def __init__(self, part: Part, root: Path, sizes: Sizes, progress: Progress) -> None:
         self._part = part
-        self._model_config = part.checkpoint.model_config
         self._states = part.checkpoint.slot_states(sizes.max_gamma)
-        if self._states is not None:  # A tree would need a state per branch.
+        self._model_config = with_rings(part.checkpoint.model_config, sizes)
+        self._rings: RingsEntry | None = None
+        if self._states is not None or self._model_config.ring_columns:
+            # A tree would need a state per branch, and masks of a ring know chains alone.
             sizes = replace(sizes, max_tree_nodes=0)
         self._sizes = sizes
         self._path = root / part.name / MODEL_FILE
@@ -240,8 +247,7 @@ class _Export:
     ) -> dict[str, object]:
         """Derive all graphs from the canonical one and return their certificate."""
         path, sizes = self._path, self._sizes
-        if self._states is None and self._model_config.has_equal_layers:
-            derive_grouped_graph(path)
+        self._derive_host_graphs()
         if sizes.max_tree_nodes:
             derive_tree_graphs(path)
         if self._device_graphs is not None:
@@ -250,6 +256,21 @@ class _Export:
             else:
                 self._device_graphs.drop_device_graphs(path)
         return self._compared(reference, bound, CHAIN_FILES)
+
+    def _derive_host_graphs(self) -> None:
+        path, model_config = self._path, self._model_config
+        layers = ring_layers(path) if model_config.ring_columns else ()
+        is_grouped = False
+        if self._states is None and model_config.has_equal_layers:
+            is_grouped = derive_grouped_graph(path, has_rings=bool(layers))
+        if not layers:
+            return
+        if not is_grouped:
+            derive_ring_graph(path)
+        assert model_config.window is not None
+        self._rings = RingsEntry(
+            window=model_config.window, columns=model_config.ring_columns, layers=layers
+        )
 
     def _derive_device_graphs(self, precision: str) -> None:
         assert self._device_graphs is not None
@@ -337,8 +358,18 @@ class _Export:
             device_precision=self._precision,
             source=_source_entry(model_config),
             states=self._states,
+            rings=self._rings,
             parallel_token=model_config.parallel_token if self._part.name == "draft" else None,
         )
+
+
+def with_rings(model_config: ModelConfig, sizes: Sizes) -> ModelConfig:
+    """Return a model's sizes, with rings for its layers with a window where these save enough of a slot."""
+    if model_config.window is None or model_config.kinds or model_config.source:
+        return model_config
+    columns = ring_columns(model_config.window, max(1, sizes.max_gamma), sizes.max_extend)
+    is_worth = columns * _RINGS_WORTH <= sizes.max_context
+    return replace(model_config, ring_columns=columns) if is_worth else model_config
 
 
 def _source_entry(model_config: ModelConfig) -> SourceEntry | None:

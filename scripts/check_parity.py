@@ -42,6 +42,15 @@ MIXED: dict[str, object] = WINDOW | {
     "query_pre_attn_scalar": 16,
 }
 # What a family's configuration needs beside the sizes; None leaves a size out.
+# Caches of 2 heads of 16 in layers with a window, of 1 head of 24 in others; the last two read the first two's.
+GEMMA4_CACHES: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 24,
+}
 FAMILIES: dict[str, dict[str, object]] = {
     "llama": {},
     "mistral": WINDOW,
@@ -53,18 +62,9 @@ FAMILIES: dict[str, dict[str, object]] = {
     "phi3": WINDOW,
     "gemma2": MIXED,
     "gemma3_text": MIXED,
-    # Caches of 2 heads of 16 in layers with a window, of 1 head of 24 in others; the last two read the first two's.
     "gemma4_text": WINDOW
-    | {
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "global_head_dim": 24,
-        "vocab_size_per_layer_input": 160,
-        "hidden_size_per_layer_input": 8,
-    },
+    | GEMMA4_CACHES
+    | {"vocab_size_per_layer_input": 160, "hidden_size_per_layer_input": 8},
     "mimo_v2_flash": MIXED
     | {
         "v_head_dim": 12,

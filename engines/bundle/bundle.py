@@ -44,6 +44,7 @@ from outrider.engines.bundle.names import (
     GROUPED_FILE,
     KEEP_PATH_FILE,
     MODEL_FILE,
+    RINGS_FILE,
     TREE_FILE,
 )
 from outrider.engines.bundle.onnx_files import external_data_paths
@@ -127,8 +128,10 @@ class Bundle:
 
     def host_path(self, entry: ModelEntry) -> Path:
         """Graph file of one of the bundle's models that suits a CPU best: the same function."""
-        is_grouped = f"{entry.path}/{GROUPED_FILE}" in self.manifest.files
-        return self.root / entry.path / GROUPED_FILE if is_grouped else self.model_path(entry)
+        for name in (GROUPED_FILE, RINGS_FILE):
+            if f"{entry.path}/{name}" in self.manifest.files:
+                return self.root / entry.path / name
+        return self.model_path(entry)
 
     def encode_path(self, entry: ModelEntry) -> Path:
         """Graph file that reads sources for one of the bundle's models, where it has an encoder."""
@@ -188,9 +191,15 @@ class Bundle:
             vocab_size=entry.vocab_size,
             max_tree_nodes=entry.max_tree_nodes if with_trees else 0,
             max_source=0 if entry.source is None else entry.source.max_source,
-            max_open=None if entry.states is None else entry.states.max_open,
+            max_open=_max_open(entry, self.manifest.max_extend),
             parallel_token=entry.parallel_token,
         )
+
+
+def _max_open(entry: ModelEntry, max_extend: int) -> int | None:
+    if entry.rings is not None:
+        return entry.rings.max_open(max_extend)
+    return None if entry.states is None else entry.states.max_open
 
 
 def load_bundle(root: Path, signers: Sequence[bytes] = ()) -> Bundle:
@@ -265,8 +274,10 @@ def _check_model(root: Path, entry: ModelEntry, manifest: Manifest) -> None:
     check_inside(entry.path)
     folder = PurePosixPath(entry.path)
     graphs = [MODEL_FILE]
-    if (folder / GROUPED_FILE).as_posix() in manifest.files:
-        graphs.append(GROUPED_FILE)
+    own = [one for one in (GROUPED_FILE, RINGS_FILE) if (folder / one).as_posix() in manifest.files]
+    if entry.rings is not None and not own:
+        raise BundleError(f"{folder}: a model with rings has {GROUPED_FILE} or {RINGS_FILE}")
+    graphs += own
     if entry.source is not None:
         graphs += [ENCODE_FILE, CROSS_FILE] if entry.source.shares_encoder else [ENCODE_FILE]
     if entry.max_tree_nodes:

@@ -28,7 +28,9 @@ REQUIRES_VERSION = 3
 _VERSIONS = (SCHEMA_VERSION, TEXT2TEXT_VERSION, REQUIRES_VERSION)
 CACHES = "caches"
 """Required by bundles with ``ModelEntry.caches``."""
-FEATURES: frozenset[str] = frozenset({STATES, CACHES})
+RINGS = "rings"
+"""Required by bundles with ``ModelEntry.rings``."""
+FEATURES: frozenset[str] = frozenset({STATES, CACHES, RINGS})
 """What bundles may require and this server has."""
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
@@ -39,6 +41,41 @@ TEXT_PART_OF = "text_part_of"
 """In a model's certificate: the kind of the whole model, where it is the text part of one that reads more than text."""
 NO_DEVICE = "no_device"
 """In a model's certificate: why it has no graphs for accelerators, where its weights do not say."""
+# Columns of a ring are a multiple of so many, as the capacities of other caches are.
+_RING_STEP = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingsEntry:
+    """Layers with a sliding window whose caches on the CPU are rings: token p in column p mod C.
+
+    A ring holds what every token that may come next sees, and what a call writes behind it, so it takes no more however
+    long a text is. Texts are truncated down to what was settled, as with states.
+
+    Attributes:
+        window: tokens that a layer sees.
+        columns: C of each ring.
+        layers: that keep one, ascending.
+    """
+
+    window: Count
+    columns: Count
+    layers: tuple[Size, ...]
+
+    def max_open(self, max_extend: int) -> int:
+        """Return the tokens that may stand behind the settled text while a call writes so many.
+
+        The first of them sees ``window - 1`` tokens before it; from the last on a call pads to its longest span:
+
+            [base - window + 1 ... base ... base + max_open ... base + max_open + max_extend)    columns + 1 at most
+        """
+        return self.columns + 1 - self.window - max_extend
+
+
+def ring_columns(window: int, max_open: int, max_extend: int) -> int:
+    """Return the columns of a ring for so many open tokens at least; see ``RingsEntry.max_open``."""
+    least = window + max_open + max_extend - 1
+    return -(-least // _RING_STEP) * _RING_STEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +96,7 @@ class ModelEntry:
             ``DEVICE_PRECISIONS``; empty where there are none.
         source: its encoder; None for a decoder-only model.
         states: its layers that keep a state; None without. ``num_layers`` counts those with keys and values.
+        rings: its layers whose caches on the CPU are rings; None without.
         parallel_token: of a draft that proposes several tokens in one call: see ``EngineLimits``.
     """
 
@@ -77,17 +115,30 @@ class ModelEntry:
     states: StatesEntry | None = None
     parallel_token: Size | None = None
     caches: tuple[tuple[Count, Count], ...] = ()
+    rings: RingsEntry | None = None
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
         """H and D of the cache of each layer."""
         return self.caches or ((self.num_kv_heads, self.head_size),) * self.num_layers
 
+    @property
+    def ring_columns(self) -> tuple[int, ...]:
+        """The most columns that the CPU's cache of each layer has; 0 for as many as the text has tokens."""
+        columns, layers = (self.rings.columns, self.rings.layers) if self.rings else (0, ())
+        return tuple(columns if layer in layers else 0 for layer in range(self.num_layers))
+
 
 def required(*models: ModelEntry | None) -> tuple[str, ...]:
     """Return the ``FEATURES`` that these models need."""
-    found = {STATES for one in models if one and one.states}
-    return tuple(sorted(found | {CACHES for one in models if one and one.caches}))
+    needed = {STATES: "states", CACHES: "caches", RINGS: "rings"}
+    return tuple(
+        sorted(
+            name
+            for name, field in needed.items()
+            if any(one and getattr(one, field) for one in models)
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +234,7 @@ class Manifest:
                 if model is not None:
                     del model["source"]
         for model in (values["target"], values["draft"]):
-            for name in ("states", "parallel_token", "caches"):
+            for name in ("states", "parallel_token", "caches", "rings"):
                 if model is not None and model[name] in (None, ()):
                     del model[name]
         for name in ("sources", "requires"):

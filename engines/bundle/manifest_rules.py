@@ -15,7 +15,7 @@ from outrider.engines.bundle.encoder_decoder import (
 from outrider.engines.bundle.fields import check_levels
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
-from outrider.engines.bundle.manifest import CACHES, DEVICE_PRECISIONS, Manifest, ModelEntry
+from outrider.engines.bundle.manifest import CACHES, DEVICE_PRECISIONS, RINGS, Manifest, ModelEntry
 from outrider.engines.bundle.states import STATES
 
 
@@ -50,6 +50,7 @@ def check_manifest(manifest: Manifest) -> None:
         _check_source(name, part, manifest)
         _check_states(name, part, manifest)
         _check_caches(name, part, manifest)
+        _check_rings(name, part, manifest)
         if part.parallel_token is not None:
             check_limits([(f"{name}.parallel_token", part.parallel_token, part.vocab_size - 1)])
         if part.device_precision not in ("", *DEVICE_PRECISIONS):
@@ -183,6 +184,27 @@ def _check_caches(name: str, part: ModelEntry, manifest: Manifest) -> None:
         != (part.num_kv_heads, part.head_size),
         f"{name}.device_precision' must be empty: caches that differ are for the CPU alone": part.device_precision
         != "",
+    }
+    _refuse_first(wrong)
+
+
+def _check_rings(name: str, part: ModelEntry, manifest: Manifest) -> None:
+    """Refuse rings that contradict the rest."""
+    rings = part.rings
+    if rings is None:
+        return
+    check_limits([(f"{name}.rings.columns", rings.columns, MOST_TOKENS)])
+    wrong = {
+        "requires' must have 'rings'": RINGS not in manifest.requires,
+        f"{name}.rings.layers' must ascend, each below num_layers": not rings.layers
+        or [*rings.layers] != sorted({*rings.layers} & {*range(part.num_layers)}),
+        f"{name}.rings.columns' must hold window, max_extend and max_gamma tokens": rings.max_open(
+            manifest.max_extend
+        )
+        < max(1, manifest.max_gamma),
+        f"{name}.max_tree_nodes' must be 0 of a model with rings": part.max_tree_nodes > 0,
+        f"{name}.states' must be missing of a model with rings": part.states is not None,
+        f"{name}.source' must be missing of a model with rings": part.source is not None,
     }
     _refuse_first(wrong)
 

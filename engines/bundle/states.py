@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from outrider.engines.bundle.fields import Count, Size, Text
+from outrider.engines.bundle.fields import Count, Size
 
 _FLOAT32_BYTES = 4
 STATES = "states"
@@ -53,7 +53,6 @@ class StatesEntry:
         key_size: of the state.
         value_size: of the state.
         max_open: tokens behind the settled text that may be rejected.
-        domains: of operators beside ONNX's own.
     """
 
     mixers: Count
@@ -64,7 +63,6 @@ class StatesEntry:
     key_size: Size
     value_size: Size
     max_open: Count
-    domains: tuple[Text, ...] = ()
 
     @property
     def window(self) -> int:

@@ -3,7 +3,7 @@
 A bundle's context and slots are what its graphs can. The caches of all slots, full, are reckoned: they take at most
 ``MEMORY_SHARE`` of what weights and the cache of prefixes leave. Where that is too little for all slots of the whole
 context, ``FEW_SLOTS`` share it, with as long a context as fits, and as many more as fit beside. What recurrent layers
-keep of each slot is taken off first.
+and rings keep of each slot is taken off first.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def fit_memory(
     context = max_context or manifest.max_context
     slots = min(max_running, manifest.max_batch)
     models = [one for one in (manifest.target, manifest.draft) if one is not None]
-    of_token = token_bytes(models)
+    layers = [found for one in models for found in zip(one.heads, one.ring_columns, strict=True)]
+    of_token = token_bytes(heads for heads, ring in layers if not ring)
     of_slot = sum(one.states.slot_bytes for one in models if one.states is not None)
+    of_slot += sum(ring * token_bytes([heads]) for heads, ring in layers)
     weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
     if memory_bytes is not None:
         room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes)))
@@ -52,7 +54,7 @@ def fit_memory(
     full = size_words(slots * (context * of_token + of_slot))
     words = f"{slots} slots of {context} tokens: {full} of memory where all are full"
     if of_slot:
-        words += f", {size_words(slots * of_slot)} of it for states, which do not grow"
+        words += f", {size_words(slots * of_slot)} of it for states and rings, which do not grow"
     if (slots, context) != (min(max_running, manifest.max_batch), manifest.max_context):
         words += (
             f"; the bundle has {manifest.max_batch} of {manifest.max_context}. "

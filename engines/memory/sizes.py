@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 _FLOAT32_BYTES = 4
 # Limit of a container's memory, below that of the machine.
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-class CacheSizes(Protocol):
-    """Sizes of a model's cache."""
-
-    @property
-    def heads(self) -> Sequence[tuple[int, int]]: ...  # noqa: D102
-
-
-def token_bytes(models: Iterable[CacheSizes]) -> int:
-    """Return what keys and values of one token take in the float32 caches of all models, in bytes."""
-    return sum(2 * heads * size * _FLOAT32_BYTES for one in models for heads, size in one.heads)
+def token_bytes(layers: Iterable[tuple[int, int]]) -> int:
+    """Return what keys and values of one token take in float32 caches of layers of H and D, in bytes."""
+    return sum(2 * heads * size * _FLOAT32_BYTES for heads, size in layers)
 
 
 def machine_memory_bytes() -> int | None:

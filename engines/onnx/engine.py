@@ -15,11 +15,12 @@ Of a model with an encoder, ``encode.onnx`` reads sources first (``engines.onnx.
 to what it wrote.
 
 Of a model with recurrent layers a slot keeps more than keys and values (``engines.onnx.states``), and ``model.onnx``
-runs alone: rows are padded, and there are no trees.
+runs alone: rows are padded, and there are no trees. Layers with a window may keep rings (``engines.onnx.rings``); there
+are no trees either.
 
 Graphs: ``model.onnx`` is causal. ``grouped.onnx`` packs rows and reads shared cache heads once; it runs instead where
-the bundle has it. ``tree.onnx`` is masked: beside packed rows it runs the trees alone, else every batch with a tree in
-it. All three give a row the same bits.
+the bundle has it, or else ``rings.onnx``, which is ``model.onnx`` over rings. ``tree.onnx`` is masked: beside packed
+rows it runs the trees alone, else every batch with a tree in it. All three give a row the same bits.
 
 Limit of I1: within one span a token whose own values are not finite spoils its slot's earlier
 columns too (masked positions weigh 0, and 0 times NaN is NaN). Other slots stay sound.
@@ -49,6 +50,7 @@ from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
 from outrider.engines.onnx.calls import Call, OnnxCalls
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
+from outrider.engines.onnx.rings import SlotRings
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
 from outrider.engines.onnx.sources import OnnxSources
 from outrider.engines.onnx.states import SlotStates
@@ -122,10 +124,12 @@ class OnnxEngine:
             heads=entry.heads,
             num_slots=self.limits.max_batch,
             capacities=capacities(self.limits),
+            rings=entry.ring_columns,
         )
         self._states = _states_of(entry, self.limits)
+        self._kept = SlotRings(entry.rings, self._cache) if entry.rings else self._states
         self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
-        self.state_bytes = _FLOAT_BYTES * self._states.size if self._states else 0
+        self.state_bytes = _FLOAT_BYTES * self._kept.size if self._kept else 0
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -205,8 +209,8 @@ class OnnxEngine:
         longest, most_wanted = check_spans(spans, self.limits, cache.lengths)
         if self._sources is not None:
             check_have_sources(spans, self._sources.lengths)
-        if self._states is not None:
-            check_open(spans, self.limits.max_open or 0, self._states.bases)
+        if self._kept is not None:
+            check_open(spans, self.limits.max_open or 0, self._kept.bases)
         has_trees, furthest = False, 0
         for span in spans:
             has_trees = has_trees or span.parents is not None
@@ -244,8 +248,8 @@ class OnnxEngine:
         self._cache.lengths[slot] = tree.start + len(path)
 
     def first_start(self, slot: int) -> int:
-        """Return the settled tokens of a slot of a model with states; see ``Engine.first_start``."""
-        return 0 if self._states is None else self._states.bases[slot]
+        """Return the settled tokens of a slot of a model with states or rings; see ``Engine.first_start``."""
+        return 0 if self._kept is None else self._kept.bases[slot]
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the source and the first ``length`` cached tokens of one slot over another.
@@ -256,8 +260,8 @@ class OnnxEngine:
         self._require_open()
         check_move(source, destination, length, self._cache.lengths, self.first_start(source))
         self._cache.move(source, destination, length)
-        if self._states is not None:
-            self._states.move(source, destination, length)
+        if self._kept is not None:
+            self._kept.move(source, destination, length)
         if self._sources is not None:
             self._sources.move(source, destination)
         self._tree_spans.pop(destination, None)
@@ -286,36 +290,36 @@ class OnnxEngine:
             self._calls.clear()
         cache.write(slot, start, values)
         self._tree_spans.pop(slot, None)
-        if self._states is not None:
-            self._states.bases[slot] = floor_without_state(self.limits)
+        if self._kept is not None:
+            self._kept.bases[slot] = floor_without_state(self.limits)
 
     def read_state(self, slot: int) -> SlotState:
         """Return a copy of a slot's state; see ``Engine.read_state``.
 
         Raises:
-            EngineError: the slot has settled nothing, or the model has no recurrent layers.
+            EngineError: the slot has settled nothing, or the model has neither recurrent layers nor rings.
         """
-        states = self._require_states()
-        check_state_read(slot, self._cache.lengths, states.bases)
-        return SlotState(length=states.bases[slot], values=states.read(slot))
+        kept = self._require_kept()
+        check_state_read(slot, self._cache.lengths, kept.bases)
+        return SlotState(length=kept.bases[slot], values=kept.read(slot))
 
     def write_state(self, slot: int, state: SlotState) -> None:
         """Give a slot the state of the text that was written to it; see ``Engine.write_state``.
 
         Raises:
-            EngineError: the state is of another text or engine, or the model has no recurrent layers.
+            EngineError: the state is of another text or engine, or the model has neither recurrent layers nor rings.
         """
-        states = self._require_states()
-        held = self._cache.lengths, states.bases
-        check_state_write(slot, state, states.size, self.limits, held)
-        states.write(slot, state.length, state.values)
+        kept = self._require_kept()
+        held = self._cache.lengths, kept.bases
+        check_state_write(slot, state, kept.size, self.limits, held)
+        kept.write(slot, state.length, state.values)
 
     def trim(self, lengths: Sequence[int | None]) -> None:
         """Forget all but the first ``lengths[s]`` tokens of each slot s; see ``Engine.trim``."""
         self._require_open()
         self._tree_spans.clear()
-        if self._states is not None:
-            lengths = self._states.trimmed(lengths)
+        if self._kept is not None:
+            lengths = self._kept.trimmed(lengths)
         try:
             if self._cache.trim(lengths):
                 self._calls.clear()
@@ -361,8 +365,8 @@ class OnnxEngine:
         for span in spans:
             self._cache.begin_write(span.slot, span.start, num_tokens)
         call.run()
-        if states is not None:
-            states.commit(spans)
+        if self._kept is not None:
+            self._kept.commit(spans)
         return call.answer(spans)
 
     def _run_apart(self, spans: Sequence[Span], most_wanted: int) -> FloatArray:
@@ -392,10 +396,13 @@ class OnnxEngine:
         return logits
 
     def _is_batch_invariant(self) -> bool:
-        """Test it with slot 0, whose source is gone afterwards."""
+        """Test it with slot 0, whose source and floor are gone afterwards."""
         if self._sources is None:
-            kept_of = None if self._states is None else self._states.kept_of
-            return is_batch_invariant(self.extend, self._cache, self.limits, kept_of)
+            kept_of = None if self._kept is None else self._kept.kept_of
+            found = is_batch_invariant(self.extend, self._cache, self.limits, kept_of)
+            if self._kept is not None:
+                self._kept.trimmed([])
+            return found
         self.read([Source(slot=0, tokens=(0, 0, 0)[: self.limits.max_source])])
         try:
             return is_batch_invariant(self.extend, self._cache, self.limits)
@@ -412,11 +419,12 @@ class OnnxEngine:
             raise EngineError(NO_ENCODER)
         return self._sources
 
-    def _require_states(self) -> SlotStates:
+    def _require_kept(self) -> SlotStates | SlotRings:
+        """Return what sets floors to texts: recurrent layers or rings, of which no model has both."""
         self._require_open()
-        if self._states is None:
+        if self._kept is None:
             raise EngineError(NO_STATES)
-        return self._states
+        return self._kept
 
     def _require_open(self) -> onnxruntime.InferenceSession:
         if self._session is None:

@@ -46,6 +46,7 @@ from outrider.engines.bundle.states import (
 )
 from outrider.engines.kv_cache import zeros
 from outrider.engines.onnx.state_loops import lay_out_states
+from outrider.engines.spans import cut_to_floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ class SlotStates:
         """Keep what a call wrote, and note which tokens it is of."""
         first, num_rows = spans[0].slot, len(spans)
         end = first + num_rows
-        self._pending[:, first:end] = self._new_pending[:, :num_rows]
+        if any(len(span.tokens) > span.num_settled for span in spans):
+            self._pending[:, first:end] = self._new_pending[:, :num_rows]
         self._windows[:, first:end] = self._new_windows[:, :num_rows]
         for row, span in enumerate(spans):
             slot, settled = span.slot, span.num_settled
@@ -212,13 +214,7 @@ class SlotStates:
 
     def trimmed(self, lengths: Sequence[int | None]) -> list[int | None]:
         """Return the lengths that slots can be cut to, and forget those of which that is nothing."""
-        kept: list[int | None] = []
-        for slot, base in enumerate(self.bases):
-            length = lengths[slot] if slot < len(lengths) else None
-            if (length or 0) < base:
-                length, self.bases[slot] = None if length is None else 0, 0
-            kept.append(length)
-        return kept
+        return cut_to_floors(lengths, self.bases)
 
     def kept_of(self, slot: int) -> FloatArray:
         """Return [n] float32: a copy of all that a slot keeps."""

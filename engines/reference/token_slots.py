@@ -26,6 +26,7 @@ from outrider.engines.spans import (
     check_state_read,
     check_state_write,
     check_write,
+    floor_behind,
     floor_without_state,
     num_valid,
 )
@@ -181,9 +182,7 @@ class TokenSlots:
         """Put a span into its slot; the slot's tokens, every token of a tree among them."""
         held = self._slots[span.slot][: span.start] + span.tokens
         if self.limits.max_open is not None:
-            floor = self._floors[span.slot] if span.start else 0
-            settled = span.start + span.num_settled if span.num_settled else floor
-            self._floors[span.slot] = settled
+            self._floors[span.slot] = floor_behind(span, self._floors[span.slot])
         self._slots[span.slot] = held[: num_valid(span)]
         self._trees.pop(span.slot, None)
         if span.parents is not None:

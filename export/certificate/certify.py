@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import ModelEntry
-from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE, MODEL_FILE
+from outrider.engines.bundle.names import DEVICE_FILE, GROUPED_FILE, MODEL_FILE, RINGS_FILE
 from outrider.export.certificate.parity import (
     Bound,
     check_parity,
@@ -32,7 +33,7 @@ from outrider.export.weights.blocks import BITS
 from outrider.export.weights.half_weights import HALF_TYPES
 from transformers import PreTrainedModel
 
-CHAIN_FILES = (MODEL_FILE, GROUPED_FILE, DEVICE_FILE)
+CHAIN_FILES = (MODEL_FILE, GROUPED_FILE, RINGS_FILE, DEVICE_FILE)
 """Graphs that a certificate compares; trees are beside the first and the last."""
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
 _MOST_FARTHER = 1.5
@@ -131,11 +132,14 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
             max_context=manifest.max_context,
             max_source=entry.source.max_source if entry.source else None,
         )
-        _refuse_other_sizes(name, checkpoint.model_config, entry)
+        model_config = checkpoint.model_config
+        _refuse_other_sizes(name, model_config, entry)
+        if entry.rings is not None:
+            model_config = replace(model_config, ring_columns=entry.rings.columns)
         reference, max_gamma = Reference(checkpoint.load()), manifest.max_gamma
         exact = float32_bound(
             reference,
-            checkpoint.model_config,
+            model_config,
             max_gamma=max_gamma,
             accepted=manifest.accepted_parity(entry.path),
         )
@@ -143,7 +147,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         certificate[name] = certify(
             reference,
             bundle.model_path(entry),
-            checkpoint.model_config,
+            model_config,
             max_gamma=max_gamma,
             max_tree_nodes=entry.max_tree_nodes,
             bound=bound,
@@ -152,7 +156,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         if has_blocks and entry.device_precision in HALF_TYPES:
             certificate[name]["device_rounding"] = check_rounding(
                 bundle.model_path(entry),
-                checkpoint.model_config,
+                model_config,
                 max_gamma=max_gamma,
                 bound=None,
             )

@@ -17,6 +17,7 @@ from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import SOURCE, SOURCE_LENGTH, is_source_cache
 from outrider.engines.onnx.packed_inputs import PackedGraph, packed_feeds
 from outrider.export.certificate.slot_places import SlotPlaces, has_mixers, is_kept, is_state
+from outrider.export.graph.rings import RING_AXIS
 from outrider.export.model_config import ModelConfig
 
 # Of caches beyond what was written.
@@ -51,6 +52,7 @@ class GraphFeeds:
 
     def __init__(self, session: Any, model_config: ModelConfig) -> None:
         self._shapes = {tensor.name: tensor.shape for tensor in session.get_inputs()}
+        self._ring_columns = model_config.ring_columns or model_config.max_position
         self._packed = PackedGraph.of(
             self._shapes, num_kv_heads=model_config.num_kv_heads, last=model_config.max_position - 1
         )
@@ -111,8 +113,13 @@ class GraphFeeds:
         self, is_wanted: Callable[[str], bool], batch: int, capacity: int
     ) -> dict[str, FloatArray]:
         # The axis before the last is that of tokens.
+        columns = {RING_AXIS: min(capacity, self._ring_columns)}
         return {
-            name: np.full((batch, *shape[1:-2], capacity, shape[-1]), _UNREAD, np.float32)
+            name: np.full(
+                (batch, *shape[1:-2], columns.get(shape[-2], capacity), shape[-1]),
+                _UNREAD,
+                np.float32,
+            )
             for name, shape in self._shapes.items()
             if is_wanted(name)
         }

@@ -88,14 +88,16 @@ class GraphRunner:
 
     def repeat(self, num_columns: int, past: int) -> None:
         """Let the first columns of the caches stand in all of the first ``past``, again and again."""
-        index = np.arange(past) % num_columns
         for cache in self.caches.values():
-            cache[..., :past, :] = cache[..., index, :]
+            held = cache.shape[-2]
+            # Of a ring the last.
+            tokens = np.arange(max(0, past - held), past)
+            cache[..., tokens % held, :] = cache[..., tokens % num_columns, :]
 
     @property
     def capacity(self) -> int:
-        """S of the caches."""
-        return int(next(iter(self.caches.values())).shape[-2])
+        """S of the caches; of rings fewer."""
+        return max(int(cache.shape[-2]) for cache in self.caches.values())
 
     def extend(
         self, tokens: IntArray, start: IntArray, settled: IntArray | None = None

@@ -25,7 +25,7 @@ from outrider.export.certificate.parity_cases import (
     parity_cases,
 )
 from outrider.export.certificate.reference import Logits, LogitsOfSequences, LongText, Reference
-from outrider.export.certificate.window_cases import start_behind, window_case
+from outrider.export.certificate.window_cases import start_behind, window_cases
 from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Steps, untold
 from transformers import PreTrainedModel
@@ -233,9 +233,9 @@ def _check_cases(
         for part, count in {**case.beginnings, name: len(results)}.items():
             certificate[part] = judged(part, results[:count], path, bound)
         compared()
-    if (beyond := window_case(model_config, max_gamma, seed)) is not None:
+    for name, beyond in window_cases(model_config, max_gamma, seed).items():
         found = compare_logits(beyond.run(runner), beyond.expected(reference))
-        certificate["window"] = judged("window", [found], path, bound)
+        certificate[name] = judged(name, [found], path, bound)
     return certificate
 
 
@@ -260,7 +260,7 @@ def prepare_parity(
             if extend.is_compared:
                 extend.expected(reference, case.sources)
         report(index, len(cases))
-    if (beyond := window_case(model_config, max_gamma, seed)) is not None:
+    for beyond in window_cases(model_config, max_gamma, seed).values():
         beyond.expected(reference)
 
 

@@ -154,7 +154,7 @@ def window_tree(model_config: ModelConfig, max_tree_nodes: int, seed: int) -> _W
     """Return a tree whose root is the last token that sees the whole text; None without a window."""
     if model_config.window is None:
         return None
-    text = long_text(model_config, seed, num_missing=1)
+    text = long_text(model_config, seed, model_config.window - 1)
     num_nodes = min(max_tree_nodes, _MOST_WINDOW_NODES, model_config.max_position - text.past)
     tree = _random_tree(np.random.default_rng(seed), 0, num_nodes, model_config, None)
     return _WindowTree(behind=text, tree=tree)

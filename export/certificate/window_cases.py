@@ -3,7 +3,7 @@
 Windows are thousands of tokens wide; a text as long would cost more than all other cases. So a short prompt is
 computed, and its keys and values stand in the cache again and again up to the window (``LongText``). What then comes,
 a span across the window's edge and a token, or a small tree, is compared with PyTorch behind the same cache. One row, a
-dozen tokens.
+dozen tokens. Where layers keep rings, a span across their last column is compared too.
 """
 
 from __future__ import annotations
@@ -40,22 +40,21 @@ class WindowCase:
         return reference.behind(self.text, self.tokens)
 
 
-def window_case(model_config: ModelConfig, max_gamma: int, seed: int) -> WindowCase | None:
-    """Return a verification's span across the edge of a model's window; None without a window."""
-    if model_config.window is None:
-        return None
-    text = long_text(model_config, seed, num_missing=1 + max_gamma // 2)
-    count = min(max_gamma + 2, model_config.max_position - text.past)
-    return WindowCase(text=text, tokens=_draw(model_config, seed, count))
+def window_cases(model_config: ModelConfig, max_gamma: int, seed: int) -> dict[str, WindowCase]:
+    """Return a verification's span across the edge of a model's window, and across its rings' end, by name."""
+    edges = {"window": model_config.window, "ring": model_config.ring_columns}
+    cases = {}
+    for name, edge in edges.items():
+        if edge:
+            text = long_text(model_config, seed, edge - 1 - max_gamma // 2)
+            count = min(max_gamma + 2, model_config.max_position - text.past)
+            cases[name] = WindowCase(text=text, tokens=_draw(model_config, seed, count))
+    return cases
 
 
-def long_text(model_config: ModelConfig, seed: int, *, num_missing: int) -> LongText:
-    """Return a text that is so many tokens shorter than a model's window."""
-    assert model_config.window is not None
-    return LongText(
-        prompt=_draw(model_config, seed + 1, _PROMPT),
-        past=max(1, model_config.window - num_missing),
-    )
+def long_text(model_config: ModelConfig, seed: int, past: int) -> LongText:
+    """Return a text of so many tokens, one at least."""
+    return LongText(prompt=_draw(model_config, seed + 1, _PROMPT), past=max(1, past))
 
 
 def start_behind(runner: GraphRunner, text: LongText, num_tokens: int) -> None:

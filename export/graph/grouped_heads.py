@@ -46,16 +46,18 @@ from outrider.export.graph.edits import Axis, insert_tape, put, put_input
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.packed_rows import declare_rows, pack_rows
 from outrider.export.graph.position_tables import span_positions
+from outrider.export.graph.rings import keep_rings
 from outrider.export.graph.windows import seen_in_window, window_of
 
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
 
-def derive_grouped_graph(path: Path) -> bool:
+def derive_grouped_graph(path: Path, *, has_rings: bool = False) -> bool:
     """Write ``grouped.onnx`` beside the canonical graph at ``path``; return whether that was possible.
 
     Every Attention node must attend to a cache or a source, with the same group size, and its rows can be packed. Heads
-    that share a source, or have biases other than windows, are not grouped, nor those with sinks.
+    that share a source, or have biases other than windows, are not grouped, nor those with sinks. Where it
+    ``has_rings``, layers with a window keep rings (``export.graph.rings``).
     """
     model = ir.load(path)
     drop_query_padding(model.graph)
@@ -73,6 +75,8 @@ def derive_grouped_graph(path: Path) -> bool:
         return False
     positions = give_positions(model.graph)
     columns, places = _put_places(model.graph)
+    if has_rings:
+        own = keep_rings(model.graph, own, places)
     _compare_columns(model.graph, own, columns, places)
     give_mask(model.graph, own, _causal_mask(model.graph, columns, places), is_added=True)
     if not pack_rows(model.graph, nodes, positions):

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 from outrider.engines.base import BundleError, FloatArray
+from outrider.engines.bundle.states import TAPS
 from outrider.export.graph.edits import drop_unused, gate_columns, put, put_tensor
 from outrider.export.graph.position_tables import is_position_table
 from outrider.export.model_config import ModelConfig
@@ -49,6 +50,8 @@ BITS = {"int8": 8, "int4": 4}
 BLOCK_SIZES = {8: (64, 32), 4: (32,)}
 # Of an embedding, whether or not it is the head too.
 _TABLE_BITS = 8
+# What mixes tokens in a layer: attention, a scan, or a convolution, which reads its taps.
+_MIXING = ("Attention", "LinearAttention", TAPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ def quantize_graph(
     """
     done, products = 0, [node for node in graph if node.op_type == "MatMul"]
     lookups, num_gates = _lookups(graph), gate_columns(graph)
-    delicate = _delicate(products)
+    delicate = _delicate(products) if bits < _TABLE_BITS else set()
     for index, node in enumerate(products, start=1):
         report(index, len(products))
         weight, left = constant_weight(node.inputs[1]), node.inputs[0]
@@ -239,21 +242,22 @@ def is_gate(weight: FloatArray, num_gates: int) -> bool:
 
 
 def _delicate(products: Sequence[ir.Node]) -> set[ir.Node]:
-    """Return the products that keep 8 bits: those that make keys and values, and all from the last attention on.
+    """Return the products that keep 8 bits: those that make keys and values, and those of the last layer.
 
     SmolLM2-135M in 4 bits has 1.14 times the perplexity; 1.11 with 8 bits for keys and values, 1.08 with the last layer
     in 8 bits too (docs/measurements.md).
     """
     cached = {node for node in products if _reaches(node, "TensorScatter")}
-    if not cached:
+    # A layer begins with attention or a mixer; of layers that read the caches of others, the queries alone.
+    mixing = [place for place, node in enumerate(products) if _reaches(node, *_MIXING)]
+    if not cached or mixing == [*range(len(mixing))]:
+        # Of one layer none is the last, or all would keep 8 bits.
         return cached
-    # Of layers that read the caches of others, the queries alone.
-    last = max(place for place, node in enumerate(products) if _reaches(node, "Attention"))
-    return cached | {*products[last:]}
+    return cached | {*products[mixing[-1] :]}
 
 
-def _reaches(product: ir.Node, op_type: str) -> bool:
-    """Return whether a product's numbers reach an operator before the next product.
+def _reaches(product: ir.Node, *wanted: str) -> bool:
+    """Return whether a product's numbers reach an operator, or one that reads an input, before the next product.
 
     What chooses experts reaches TopK: a small weight, whose rounding would choose others. What is cached reaches
     TensorScatter.
@@ -261,7 +265,8 @@ def _reaches(product: ir.Node, op_type: str) -> bool:
     left, seen = [product], {product}
     while left:
         for use in (use for value in left.pop().outputs for use in value.uses()):
-            if use.node.op_type == op_type:
+            met = {use.node.op_type, *(value.name for value in use.node.inputs if value)}
+            if not met.isdisjoint(wanted):
                 return True
             if use.node.op_type not in ("MatMul", "Attention") and use.node not in seen:
                 seen.add(use.node)

@@ -24,6 +24,8 @@ def extend_call(
     The tokens of a tree are all children of its root: a pass costs by its width alone.
     """
     parents = (0,) * (tokens - 1) if is_tree else None
+    # As a verification: its drafts are open.
+    num_settled = max(1, tokens - (engine.limits.max_open or 0))
     spans = [
         Span(
             slot=slot,
@@ -31,7 +33,7 @@ def extend_call(
             tokens=(0,) * tokens,
             num_logits=tokens,
             parents=parents,
-            num_settled=tokens,
+            num_settled=num_settled,
         )
         for slot in range(rows)
     ]

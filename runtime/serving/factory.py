@@ -26,7 +26,7 @@ from outrider.engines.devices import CPU, threads_of
 from outrider.engines.kv_cache import PATIENCE
 from outrider.engines.memory.huge_pages import use_everywhere
 from outrider.engines.memory.room import fit_memory
-from outrider.engines.memory.sizes import machine_memory_bytes
+from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
 from outrider.engines.rounds import do_nothing
@@ -46,6 +46,7 @@ from outrider.runtime.grammar.constraint import GrammarConstraints
 from outrider.runtime.grammar.library import INSTALL, is_installed
 from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
+from outrider.runtime.prefix_cache.tree import TOKEN_BYTES
 from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.chat.files import read_chat, read_generation_defaults
 from outrider.runtime.serving.generation_defaults import request_defaults
@@ -219,15 +220,17 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
     if not config.prefix_cache_bytes:
         return config
     engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
-    if pair.target.limits.max_source or pair.rounds or not all(one.token_bytes for one in engines):
+    are_read = all(one.token_bytes or one.state_bytes for one in engines)
+    if pair.target.limits.max_source or pair.rounds or not are_read:
         where = "with an encoder" if pair.target.limits.max_source else "on this device"
         log.info("no prefix cache: there is none for models %s", where)
         return replace(config, prefix_cache_bytes=0)
-    token_bytes = sum(one.token_bytes for one in engines)
+    of_text = sum(one.state_bytes for one in engines)
     log.info(
-        "prefix cache: %.0f MiB at most, %d tokens of target and draft; --prefix-cache-bytes 0 for none",
+        "prefix cache: %.0f MiB at most, %d tokens of target and draft%s; --prefix-cache-bytes 0 for none",
         config.prefix_cache_bytes / 2**20,
-        config.prefix_cache_bytes // token_bytes,
+        config.prefix_cache_bytes // sum(one.token_bytes + TOKEN_BYTES for one in engines),
+        f" and {size_words(of_text)} of states a text" if of_text else "",
     )
     return config
 

@@ -66,6 +66,9 @@ class Decoder:
         self.weights.append(scale)
         return self.add("RMSNormalization", x, name)
 
+    def attention(self, query: str, key: str, value: str, ends: str, layer: int) -> str:
+        return self.add("Attention", query, key, value, "", "", "", ends, is_causal=1)
+
     def layer(self, x: str, layer: int, ends: str) -> str:
         h = self.norm(x, f"norm.{layer}")
         key, value = (self.heads(h, f"{name}.{layer}", self._kv_heads) for name in "kv")
@@ -76,7 +79,7 @@ class Decoder:
             "TensorScatter", value_name(layer), value, START, out=new_value_name(layer)
         )
         query = self.turned(self.heads(h, f"q.{layer}", HEADS))
-        mixed = self.add("Attention", query, key, value, "", "", "", ends, is_causal=1)
+        mixed = self.attention(query, key, value, ends, layer)
         mixed = self.add("Transpose", mixed, perm=[0, 2, 1, 3])
         mixed = self.add("Reshape", mixed, self.ints(f"o.{layer}.shape", 0, 0, WIDTH))
         x = self.add("Add", x, self.add("MatMul", mixed, self.weight(f"o.{layer}", WIDTH, WIDTH)))

@@ -39,7 +39,6 @@ def states_entry(max_open: int, kernel: int = 4, *, has_scan: bool = True) -> St
         kernel=kernel,
         channels=2 * KEY + VALUE,
         max_open=max_open,
-        domains=(MICROSOFT,) if has_scan else (),
         **(scan if has_scan else dict.fromkeys(scan, 0)),
     )
 

@@ -24,7 +24,7 @@ from torch import Tensor
 # Of Attention's fourth output: scores as the softmax gets them.
 _MASKED_SCORES = 2
 # Of the ones that a sum of weights is a product with.
-_SUM_COLUMNS = 2
+SUM_COLUMNS = 2
 
 
 @torch.library.custom_op("outrider::attend", mutates_args=())
@@ -136,7 +136,7 @@ def beside_sinks(answers: Tensor, scores: Tensor, sinks: Tensor) -> Tensor:
         sinks: [H].
     """
     most = scores.amax(-1, keepdim=True)
-    ones = scores.new_ones(scores.shape[-1], _SUM_COLUMNS)
+    ones = scores.new_ones(scores.shape[-1], SUM_COLUMNS)
     total = ((scores - most).exp() @ ones)[..., :1]
     return answers * (total / (total + (sinks.reshape(1, -1, 1, 1) - most).exp()))
 

@@ -184,12 +184,7 @@ class Mixers:
                 )
         none = dict.fromkeys(("channels", "row", "heads", "key_size", "value_size"), 0)
         known = {"kernel": 1, **none, **first}
-        return StatesEntry(
-            mixers=len(self._layers),
-            max_open=1,
-            domains=(MICROSOFT,) if known["row"] else (),
-            **known,
-        )
+        return StatesEntry(mixers=len(self._layers), max_open=1, **known)
 
     def begin_convolution(self, layer: int) -> None:
         """Note whose convolution follows."""

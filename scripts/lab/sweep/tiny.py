@@ -17,6 +17,8 @@ from transformers import (
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from scripts.check_parity import GEMMA4_CACHES
+
 MAX_CONTEXT = 64
 NUM_POSITIONS = 96
 WINDOW = 24
@@ -71,14 +73,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
     },
-    "gemma4_text": {
-        "num_hidden_layers": 4,
-        "num_kv_shared_layers": 2,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "attention_k_eq_v": True,
-        "num_global_key_value_heads": 1,
-        "global_head_dim": 24,
-    },
+    "gemma4_text": GEMMA4_CACHES,
     "gemma4_assistant": {
         "text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     },

@@ -299,13 +299,13 @@ def test_a_grown_cache_keeps_what_was_written() -> None:
     limits = EngineLimits(max_batch=2, max_context=300, max_extend=8, vocab_size=2)
     cache = make_cache(limits)
     cache.begin_write(1, 0, 7)
-    row = cache._groups[2, 4][1, 1]
+    row = cache._groups[2, 4, 0][1, 1]
     row[:, :7] = np.arange(56).reshape(2, 7, 4)
     written = row[:, :7].copy()
     assert not cache.reserve(128)
     assert cache.reserve(129)
     assert cache.capacity == 192
-    np.testing.assert_array_equal(cache._groups[2, 4][1, 1, :, :7], written)
+    np.testing.assert_array_equal(cache._groups[2, 4, 0][1, 1, :, :7], written)
     with pytest.raises(ValueError, match="largest capacity is 308"):
         cache.reserve(309)
 
@@ -375,18 +375,18 @@ def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
     memory = cache._allocate = ScarceMemory(1)
     assert cache.reserve(190)
     cache.lengths[:] = [3, 150]
-    cache._groups[2, 4][...] = 5.0
+    cache._groups[2, 4, 0][...] = 5.0
     assert memory.room == 0
     for _ in range(4):
         assert not cache.trim([3])
     with pytest.raises(EngineError, match="no memory"):
         cache.trim([3])
     assert cache.lengths == [3, 0]
-    assert cache._groups[2, 4].shape[3] == cache.capacity
+    assert cache._groups[2, 4, 0].shape[3] == cache.capacity
     assert cache.capacity >= 190
     memory.room = 1
     assert cache.trim([3])
-    assert (cache._groups[2, 4][:, 0, :, :3] == 5.0).all()
+    assert (cache._groups[2, 4, 0][:, 0, :, :3] == 5.0).all()
 
 
 def test_without_memory_for_a_larger_cache_the_smaller_one_goes_on(bundle: Bundle) -> None:

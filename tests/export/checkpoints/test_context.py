@@ -29,7 +29,7 @@ def model_config(
 
 
 def test_a_token_takes_its_keys_and_values_in_float32():
-    assert token_bytes([model_config()]) == 256 << 10
+    assert token_bytes(model_config().heads) == 256 << 10
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from onnx import helper
 from outrider.engines.base import BundleError, FloatArray
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.export.certificate.graph_runner import GraphRunner
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.model_config import ModelConfig, read_model_config
 from outrider.export.pipeline import ExportOptions, export_bundle
+from outrider.export.weights import blocks
 from outrider.export.weights.blocks import BITS, product_moments, quantize_file
 from outrider.export.weights.lookup import integer_lookups, part_shared_blocks, rows_of
 from outrider.export.weights.widened import load_widened
@@ -198,3 +200,42 @@ def test_tokens_weigh_alike_in_the_moments(tmp_path: Path) -> None:
     assert len(found) == 9
     for name, moments in found.items():
         assert np.einsum("pii->", moments) == pytest.approx(text.tokens.size, rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("layers", "kept"),
+    [
+        # Per layer what its first product makes; one more follows.
+        (("cache", "cache"), {0, 2, 3}),
+        (("cache", "scan", "scan"), {0, 4, 5}),
+        (("cache", "taps"), {0, 2, 3}),
+        (("scan", "cache"), {2, 3}),
+        (("cache",), {0}),
+        (("scan",), set()),
+    ],
+)
+def test_what_is_cached_and_the_last_layer_keep_8_bits(
+    layers: tuple[str, ...], kept: set[int]
+) -> None:
+    last, nodes = "x", []
+
+    def add(kind: str, *inputs: str) -> None:
+        nonlocal last
+        nodes.append(helper.make_node(kind, [last, *inputs], [f"{len(nodes)}"]))
+        last = f"{len(nodes) - 1}"
+
+    for layer in layers:
+        add("MatMul", "w")
+        for kind, given in {
+            "cache": (("TensorScatter", "start"), ("Attention", "mask")),
+            "scan": (("LinearAttention", "state"),),
+            "taps": (("Gather", "taps"),),
+        }[layer]:
+            add(kind, given)
+        add("MatMul", "w")
+    names = ("x", "w", "start", "mask", "state", "taps")
+    info = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names]
+    out = helper.make_tensor_value_info(last, onnx.TensorProto.FLOAT, None)
+    graph = ir.from_proto(helper.make_model(helper.make_graph(nodes, "layers", info, [out]))).graph
+    products = [node for node in graph if node.op_type == "MatMul"]
+    assert {products.index(node) for node in blocks._delicate(products)} == kept

@@ -1,4 +1,4 @@
-"""Models with recurrent layers, as target, as draft and as both: speculation changes no token of theirs."""
+"""Models with recurrent layers or rings, as target, as draft and as both: speculation changes no token of theirs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from outrider.runtime.loop import verification
 from outrider.runtime.loop.beams import cache as beam_cache
 
 from tests.engines.handmade import write_bundle
+from tests.engines.handmade_rings import LEAST_COLUMNS, MAX_OPEN, write_rings_bundle
 from tests.engines.handmade_states import states_entry, write_states_bundle
 from tests.mutants import put_in
 from tests.runtime.markov import MAX_GAMMA, Harness
@@ -49,7 +50,12 @@ DRAFTERS = (
 )
 GREEDY = (0.0, ExactnessMode.MAX_ACCEPT)
 SHARED_NOISE = (1.0, ExactnessMode.SEED_STABLE)
-PAIRS = {"both": ("scan", "convolution"), "target": ("scan", "dense"), "draft": ("dense", "scan")}
+PAIRS = {
+    "both": ("scan", "convolution"),
+    "target": ("scan", "dense"),
+    "draft": ("dense", "scan"),
+    "rings": ("rings", "rings alone"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,16 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
         "convolution": write_states_bundle(
             root / "convolution", states_entry(MAX_GAMMA, 3, has_scan=False), max_batch=MAX_BATCH
         ),
+        **{
+            name: write_rings_bundle(
+                root / name,
+                columns=LEAST_COLUMNS + MAX_GAMMA - MAX_OPEN,
+                layers=layers,
+                max_batch=MAX_BATCH,
+            )
+            for name, layers in (("rings", (0,)), ("rings alone", (0, 1)))
+        },
+        "whole": write_rings_bundle(root / "whole", columns=0, max_batch=MAX_BATCH),
     }
     opened = {name: open_engine(load_bundle(folder), "target") for name, folder in folders.items()}
     yield opened
@@ -149,7 +165,7 @@ def fail_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, numbers: set[int]) 
         if next(calls) not in numbers:
             return extend(spans)
         with monkeypatch.context() as patch:
-            patch.setattr(engine._states, "commit", _fail)
+            patch.setattr(engine._kept, "commit", _fail)
             return extend(
                 [
                     Span(slot=one.slot, start=0, tokens=(3,) * 9, num_logits=0, num_settled=3)
@@ -165,10 +181,11 @@ def _fail(*_: object) -> None:
 
 
 @pytest.mark.parametrize("which", ["target", "draft"])
+@pytest.mark.parametrize("pair", ["both", "rings"])
 def test_calls_that_fail_half_way_change_no_answer(
-    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, which: str
+    engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch, pair: str, which: str
 ) -> None:
-    target, draft = engines["scan"], engines["convolution"]
+    target, draft = (engines[name] for name in PAIRS[pair])
     expected = plain(target, GREEDY)
     fail_at(target if which == "target" else draft, monkeypatch, {5, 9, 14, 22})
     harness = harness_over(target, draft)
@@ -180,7 +197,7 @@ def test_calls_that_fail_half_way_change_no_answer(
     assert [harness.tokens(f"{index}") for index in range(len(PROMPTS))] == expected
 
 
-@pytest.mark.parametrize("pair", ["both", "draft"])
+@pytest.mark.parametrize("pair", ["both", "draft", "rings"])
 def test_a_group_answers_as_its_completions_alone(engines: dict[str, Engine], pair: str) -> None:
     target, draft = (engines[name] for name in PAIRS[pair])
     prompt, options = (
@@ -248,6 +265,19 @@ def test_beams_that_copy_slots_find_what_those_that_read_all_again_find(
     engines: dict[str, Engine], kind: str
 ) -> None:
     assert beams_of(engines[kind]) == beams_of(WithoutReuse(engines[kind]))
+
+
+def test_beams_over_rings_find_what_those_over_whole_caches_find(
+    engines: dict[str, Engine],
+) -> None:
+    """Columns differ, and so does rounding."""
+    for found, expected in zip(
+        *(beams_of(engines[kind]) for kind in ("rings", "whole")), strict=True
+    ):
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+        np.testing.assert_allclose(
+            *([score for _, score in one] for one in (found, expected)), atol=1e-4
+        )
 
 
 def test_what_nobody_settles_is_refused_and_read_again(

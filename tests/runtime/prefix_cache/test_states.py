@@ -1,4 +1,4 @@
-"""Texts of models with recurrent layers are kept with their states; what goes on from one answers as if fed whole."""
+"""Texts of models with recurrent layers or rings are kept with states; what goes on from one is as if fed whole."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from outrider.engines.opening import open_engine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.prefix_cache.tree import TOKEN_BYTES, PrefixTree
 
+from tests.engines.handmade_rings import WINDOW, write_rings_bundle
 from tests.engines.handmade_states import states_entry, write_states_bundle
 from tests.runtime.markov import MAX_GAMMA, Harness
 
@@ -21,14 +22,26 @@ TEXT = np.random.default_rng(3).integers(0, 96, 200).tolist()
 OTHER = np.random.default_rng(4).integers(0, 96, 200).tolist()
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+@pytest.fixture(scope="module", params=["states", "rings"])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine]]:
+    """A target and a draft; the draft with rings keeps nothing by token."""
     root = tmp_path_factory.mktemp("states")
-    entries = (states_entry(MAX_GAMMA), states_entry(MAX_GAMMA, 3, has_scan=False))
-    engines = tuple(
-        open_engine(load_bundle(write_states_bundle(root / str(index), entry)), "target")
-        for index, entry in enumerate(entries)
-    )
+    if request.param == "states":
+        entries = (states_entry(MAX_GAMMA), states_entry(MAX_GAMMA, 3, has_scan=False))
+        folders = [
+            write_states_bundle(root / str(index), entry) for index, entry in enumerate(entries)
+        ]
+    else:
+        columns = WINDOW + CHUNK + MAX_GAMMA - 1
+        folders = [
+            write_rings_bundle(
+                root / f"{len(layers)}", columns=columns, layers=layers, max_extend=CHUNK
+            )
+            for layers in ((0,), (0, 1))
+        ]
+    engines = tuple(open_engine(load_bundle(folder), "target") for folder in folders)
     yield engines
     for engine in engines:
         engine.close()
