@@ -190,6 +190,7 @@ class Bundle:
             max_source=0 if entry.source is None else entry.source.max_source,
             max_open=None if entry.states is None else entry.states.max_open,
             parallel_token=entry.parallel_token,
+            reads_features=entry.reads_features,
         )
 
 

@@ -28,7 +28,9 @@ REQUIRES_VERSION = 3
 _VERSIONS = (SCHEMA_VERSION, TEXT2TEXT_VERSION, REQUIRES_VERSION)
 CACHES = "caches"
 """Required by bundles with ``ModelEntry.caches``."""
-FEATURES: frozenset[str] = frozenset({STATES, CACHES})
+HEADS = "heads"
+"""Required by bundles whose draft reads the target's features."""
+FEATURES: frozenset[str] = frozenset({STATES, CACHES, HEADS})
 """What bundles may require and this server has."""
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
@@ -60,6 +62,9 @@ class ModelEntry:
         source: its encoder; None for a decoder-only model.
         states: its layers that keep a state; None without. ``num_layers`` counts those with keys and values.
         parallel_token: of a draft that proposes several tokens in one call: see ``EngineLimits``.
+        gives_features: numbers of a token that a target caches for its draft, a head: halves of them are key and value
+            of the last layer, to which nothing attends. 0 without a head.
+        reads_features: numbers of a token that a head reads beside it; 0 of any other model.
     """
 
     path: Text
@@ -77,6 +82,8 @@ class ModelEntry:
     states: StatesEntry | None = None
     parallel_token: Size | None = None
     caches: tuple[tuple[Count, Count], ...] = ()
+    gives_features: Size = 0
+    reads_features: Size = 0
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
@@ -87,7 +94,8 @@ class ModelEntry:
 def required(*models: ModelEntry | None) -> tuple[str, ...]:
     """Return the ``FEATURES`` that these models need."""
     found = {STATES for one in models if one and one.states}
-    return tuple(sorted(found | {CACHES for one in models if one and one.caches}))
+    found |= {CACHES for one in models if one and one.caches}
+    return tuple(sorted(found | {HEADS for one in models if one and one.reads_features}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +193,9 @@ class Manifest:
         for model in (values["target"], values["draft"]):
             for name in ("states", "parallel_token", "caches"):
                 if model is not None and model[name] in (None, ()):
+                    del model[name]
+            for name in ("gives_features", "reads_features"):
+                if model is not None and not model[name]:
                     del model[name]
         for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.
