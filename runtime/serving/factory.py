@@ -219,6 +219,7 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
     if not config.prefix_cache_bytes:
         return config
     engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
+    engines = [engine for engine in engines if not engine.limits.reads_features]
     if pair.target.limits.max_source or pair.rounds or not all(one.token_bytes for one in engines):
         where = "with an encoder" if pair.target.limits.max_source else "on this device"
         log.info("no prefix cache: there is none for models %s", where)
