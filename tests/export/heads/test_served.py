@@ -20,8 +20,10 @@ from outrider.engines.sampling.base import ExactnessMode
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.heads.part import check_features, features_text, head_beside, target_features
 from outrider.export.pipeline import ExportOptions, export_bundle
+from outrider.runtime.verify.command import verify
 
-from tests.conftest import VOCAB_SIZE
+from scripts.check_parity import random_model
+from tests.conftest import VOCAB_SIZE, write_tokenizer
 from tests.export.heads.heads_models import HIDDEN, write_head
 from tests.runtime.markov import Harness
 
@@ -216,6 +218,29 @@ def test_rows_go_on_plainly_where_the_head_fails(
     harness.run()
     assert harness.tokens("failed") == harness.tokens("plain")
     assert harness.finished("failed").report.off_reason is not None
+
+
+def test_the_law_of_answers_is_tested_with_the_bundles_own_head(bundle: Bundle) -> None:
+    report = verify(bundle.root, num_samples=60, false_alarm=1e-6, seed=0)
+    assert "pair, cascade" not in report.table()
+    assert "pair, model" in report.table()
+    assert report.has_passed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3", "gemma3_text"])
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_targets_of_other_families_serve_heads(family: str, weights: str, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    model = random_model(family, 256, vocab_size=VOCAB_SIZE, hidden_size=64)
+    model.save_pretrained(target)
+    write_tokenizer(target)
+    made = export(target, tmp_path, weights=weights, max_tree_nodes=0)
+    opened = open_pair(made, max_batch=4)
+    try:
+        test_answers_with_a_head_are_those_without("model", opened)
+    finally:
+        opened.close()
 
 
 def test_features_of_another_layer_are_found_out(
