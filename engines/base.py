@@ -86,6 +86,7 @@ class EngineLimits:
         max_open: tokens that a slot may hold behind its settled text; None for any, of a model without states.
         parallel_token: stands for tokens that are not known yet, in a model that was taught to continue over them;
             None for any other.
+        reads_features: numbers that a head reads beside each token, of its target; 0 for a model of its own.
     """
 
     max_batch: int
@@ -97,6 +98,7 @@ class EngineLimits:
     max_source: int = 0
     max_open: int | None = None
     parallel_token: int | None = None
+    reads_features: int = 0
 
 
 @step_value
@@ -112,6 +114,8 @@ class Span:
         parents: None for a chain. For a tree, the parents of tokens 1, 2, ...: token 0, the root, follows the cached
             text, and token i + 1 follows token ``parents[i]``, one of 0..i (``engines.trees``). Until ``keep_path`` the
             slot then holds only the tokens from the root on that follow one another.
+        num_settled: leading tokens that will not be taken back.
+        features: [len(tokens), F] float32, what a head reads beside the tokens; None for any other model.
     """
 
     slot: int
@@ -120,6 +124,7 @@ class Span:
     num_logits: int
     parents: tuple[int, ...] | None = None
     num_settled: int = 0
+    features: FloatArray | None = None
 
 
 @step_value

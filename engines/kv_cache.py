@@ -243,6 +243,11 @@ class KvCache:
         )
         return np.concatenate([none, *flat], axis=1)
 
+    def layer(self, layer: int, slot: int, start: int, end: int) -> FloatArray:
+        """[2, H, end - start, D] float32: keys and values of one layer of a slot, where they are."""
+        sizes, place = self._layers[layer]
+        return self._groups[sizes][2 * place : 2 * place + 2, slot, :, start:end]
+
     def write(self, slot: int, start: int, values: FloatArray) -> None:
         """Put n tokens, as ``read`` returns them, behind the first ``start`` of a slot, which end it; S has room."""
         count, begin = values.shape[-2], 0

@@ -12,6 +12,7 @@ from outrider.engines.base import BundleError, Engine, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.determinism import BitEquality, has_equal_bits
 from outrider.engines.devices import CPU, PREFERENCE, Choice, Device, choose, parse_device
+from outrider.engines.heads import HeadEngine
 from outrider.engines.pair import DEVICE, Pair, choose_place, open_on_host
 
 
@@ -36,8 +37,8 @@ def open_engine(
         max_batch: slots; None for all the bundle allows.
         with_trees: load the graphs that verify trees too, where bundle and backend have them.
         provider_options: of ONNX Runtime's CUDA provider, as it documents them.
-        beside: the bundle's target, which a draft that shares its encoder serves with; None for a draft alone, which
-            has its own.
+        beside: the bundle's target, which a draft that shares its encoder, or reads its features, serves with; None
+            for a draft alone, which has its own encoder.
 
     Raises:
         BundleError: the bundle has no such model, or its graph does not fit the manifest.
@@ -63,6 +64,10 @@ def _open_one(
         from outrider.engines.onnx.engine import OnnxEngine
 
         assert beside is None or isinstance(beside, OnnxEngine), "a target on the same device"
+        if entry.reads_features and beside is None:
+            raise BundleError(
+                "draft: a head reads its target's features; open it beside the target"
+            )
         engine = OnnxEngine(
             bundle,
             entry,
@@ -71,6 +76,8 @@ def _open_one(
             with_trees=options.with_trees,
             beside=beside,
         )
+        if entry.reads_features and beside is not None:
+            engine = HeadEngine(engine, beside)
     else:
         engine = _backend(chosen).open_engine(bundle, entry, which, chosen.index, options)
     with ExitStack() as undo:

@@ -71,6 +71,10 @@ class Checkpoint:
             return self
         return replace(self, model_config=replace(self.model_config, window=None))
 
+    def with_features(self, size: int) -> Checkpoint:
+        """Return the checkpoint for a head that reads so many numbers of each token."""
+        return replace(self, model_config=self.model_config.with_features(size))
+
     def slot_states(self, max_gamma: int) -> StatesEntry | None:
         """Return what mixers keep of each slot where so many drafts may be rejected; None without mixers."""
         return self.states and replace(self.states, max_open=max(max_gamma, 1))

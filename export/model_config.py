@@ -6,7 +6,7 @@ shared cache, another vocabulary or another depth of the decoder, and every arch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
@@ -73,6 +73,8 @@ class ModelConfig:
         caches: H and D of each layer, where they differ; else empty.
         num_reading: layers behind these that read the caches of earlier ones.
         ring_columns: the most columns of layers with a window, where their caches are to be rings on the CPU; else 0.
+        feature_size: numbers of a token that are cached for a head, as the last of the layers (``graph.tracing.taps``);
+            0 without one.
         vocab_size: V of the logits.
         max_position: positions that the model knows, in tokens; of a ``changing_rope`` only the original length.
         window: tokens that layers with a sliding window see; None where all see everything, and of a checkpoint
@@ -106,6 +108,7 @@ class ModelConfig:
     caches: tuple[tuple[int, int], ...] = ()
     num_reading: int = 0
     ring_columns: int = 0
+    feature_size: int = 0
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
@@ -115,7 +118,23 @@ class ModelConfig:
     @property
     def has_equal_layers(self) -> bool:
         """Whether each layer attends to a cache of its own, all of one size."""
-        return not self.caches and not self.num_reading
+        own = self.caches[:-1] if self.feature_size else self.caches
+        is_one_size = not own or (self.feature_size > 0 and len(set(own)) == 1)
+        return is_one_size and not self.num_reading
+
+    @property
+    def num_attending(self) -> int:
+        """Layers that attend to a cache."""
+        return self.num_layers + self.num_reading - (self.feature_size > 0)
+
+    def with_features(self, size: int) -> ModelConfig:
+        """Return these sizes with a layer more, in which ``size`` numbers of a token are cached for a head."""
+        return replace(
+            self,
+            num_layers=self.num_layers + 1,
+            caches=(*self.heads, (1, size // 2)),
+            feature_size=size,
+        )
 
 
 def read_model_config(

@@ -36,6 +36,12 @@ from outrider.export.graph.narrow_spans import NARROWEST_SPAN
 from outrider.export.graph.rings import derive_ring_graph, ring_layers
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.graph.trees import derive_tree_graphs
+from outrider.export.heads.part import (
+    HeadPart,
+    check_features,
+    features_text,
+    target_features,
+)
 from outrider.export.model_config import ModelConfig
 from outrider.export.progress import Progress
 from outrider.export.weights.blocks import quantize_file
@@ -81,6 +87,7 @@ class Part:
         precision: what accelerators compute in; empty where there are no graphs for them.
         calibration: rows [B, T] int64 of text that integers are rounded by; None for text that the model writes.
         accepted: how far its float32 graph may be from the checkpoint; None for what rounding explains.
+        head: that reads its features; None without one.
     """
 
     name: str
@@ -89,6 +96,7 @@ class Part:
     precision: str
     calibration: IntArray | None = None
     accepted: float | None = None
+    head: HeadPart | None = None
 
 
 def make_part(name: str, checkpoint: Checkpoint, asked: str | None) -> Part:
@@ -172,8 +180,11 @@ class _Export:
         halves = None
         if halved is not None:
             halves = half_bound(reference, halved, part.checkpoint, max_gamma=sizes.max_gamma)
-        self._write_graphs(part.checkpoint.decoder_of(model))
-        del model  # and its pages, which would stand beside those of the graphs
+        decoder, features = part.checkpoint.decoder_of(model), None
+        if part.head is not None:
+            features = target_features(part.head, decoder, features_text(model_config))
+        self._write_graphs(decoder)
+        del decoder, model  # and its pages, which would stand beside those of the graphs
         self._tell("comparing with the checkpoint")
         if part.weights == FLOAT32:
             _share(part, self._path)
@@ -184,6 +195,10 @@ class _Export:
             certificate = self._kept(reference, exact)
         else:
             certificate = self._certified(reference, exact, device="" if no_device else FLOAT32)
+        if features is not None:
+            certificate["features"] = check_features(
+                self._path, model_config, features, exact_blocks=part.weights == GGUF
+            )
         if part.weights != FLOAT32:
             certificate[part.weights] = self._stored(reference, halves)
         if part.weights in PACKED_KINDS:
@@ -204,6 +219,8 @@ class _Export:
             return "accelerators would wait for the host to count the rows of experts"
         if self._states is not None:
             return "it keeps recurrent states, which were not measured on accelerators"
+        if self._part.head is not None:
+            return "its draft is a head, for which accelerators have no rounds"
         if not self._model_config.has_equal_layers:
             return "its layers share caches or have some of other sizes, for which accelerators have no graphs"
         if has_sinks(self._path):
@@ -240,6 +257,7 @@ class _Export:
             max_open=1 if self._states is None else self._states.max_open,
             keeps_halves=self._part.weights != FLOAT32,
             keeps_blocks=self._part.weights == GGUF,
+            taps=None if self._part.head is None else self._part.head.tapped(),
         )
 
     def _certified(
@@ -359,13 +377,22 @@ class _Export:
             source=_source_entry(model_config),
             states=self._states,
             rings=self._rings,
+            gives_features=model_config.feature_size,
             parallel_token=model_config.parallel_token if self._part.name == "draft" else None,
         )
 
 
 def with_rings(model_config: ModelConfig, sizes: Sizes) -> ModelConfig:
-    """Return a model's sizes, with rings for its layers with a window where these save enough of a slot."""
-    if model_config.window is None or model_config.kinds or model_config.source:
+    """Return a model's sizes, with rings for its layers with a window where these save enough of a slot.
+
+    A target of a head has none: the head reads features of the whole text.
+    """
+    if (
+        model_config.window is None
+        or model_config.kinds
+        or model_config.source
+        or model_config.feature_size
+    ):
         return model_config
     columns = ring_columns(model_config.window, max(1, sizes.max_gamma), sizes.max_extend)
     is_worth = columns * _RINGS_WORTH <= sizes.max_context

@@ -25,6 +25,9 @@ from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
 from outrider.export.exporters import device_graphs
 from outrider.export.graph.shared_encoder import share_encoder
+from outrider.export.heads.checkpoint import is_head
+from outrider.export.heads.part import HeadPart, head_beside
+from outrider.export.heads.part import export_part as export_head
 from outrider.export.hub import Located
 from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_part
 from outrider.export.progress import Progress
@@ -114,15 +117,21 @@ def _export(
     found: Mapping[str, Located], out: Path, options: ExportOptions, told: Progress
 ) -> None:
     """Export checkpoints by "target" and "draft" to the new folder ``out``."""
+    head_path = found["draft"].path if "draft" in found else None
+    head_path = head_path if head_path is not None and is_head(head_path) else None
     checkpoints = {
         name: open_checkpoint(
             one.path, max_context=options.max_context, max_source=options.max_source
         )
         for name, one in found.items()
+        if name == "target" or head_path is None
     }
     _check_sources(checkpoints, options.max_source)
     check_tokens(checkpoints)
-    parts = _parts(checkpoints, options)
+    head = None if head_path is None else head_beside(head_path, checkpoints["target"])
+    if head is not None:
+        checkpoints["target"] = checkpoints["target"].with_features(head.size)
+    parts = _parts(checkpoints, options, head)
     max_context = options.max_context
     if max_context is None:
         max_context = _default_context(checkpoints, options.max_gamma, told)
@@ -140,16 +149,18 @@ def _export(
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_machine(out.parent, checkpoints.values(), told)
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
-        _write(building, parts, sizes, sources, told)
+        _write(building, parts, sizes, sources, told, options.kinds["draft"])
         building.chmod(0o755)
         building.rename(out)
 
 
-def _parts(checkpoints: Mapping[str, Checkpoint], options: ExportOptions) -> dict[str, Part]:
-    """Return the models to export, with a text that their weights are rounded by where one is given."""
+def _parts(
+    checkpoints: Mapping[str, Checkpoint], options: ExportOptions, head: HeadPart | None
+) -> dict[str, Part]:
+    """Return the models to export but a head, with a text that their weights are rounded by where one is given."""
     kinds = options.kinds
     parts = {
-        name: replace(make_part(name, one, kinds[name]), accepted=options.accept_parity)
+        name: replace(make_part(name, one, kinds[name]), accepted=options.accept_parity, head=head)
         for name, one in checkpoints.items()
     }
     text = options.calibration_text
@@ -192,12 +203,18 @@ def _write(
     sizes: Sizes,
     sources: Mapping[str, str],
     progress: Progress,
+    draft_weights: str | None,
 ) -> None:
     """Write tokenizers, graphs and, last, the manifest to ``root``."""
     text2text = write_texts(parts["target"].checkpoint, root)
     entries, certificate = {}, {}
     for name, part in parts.items():
         entries[name], certificate[name] = export_part(part, root, sizes, progress)
+    if (head := parts["target"].head) is not None:
+        num_positions = sizes.max_context + sizes.max_extend
+        entries["draft"], certificate["draft"] = export_head(
+            head, root, draft_weights, num_positions, progress
+        )
     target, draft = entries["target"], _beside(root, entries, progress)
     if device_graphs() is None:
         progress.tell("no add-on for accelerators is installed: their graphs are left out")

@@ -193,6 +193,7 @@ class Bundle:
             max_source=0 if entry.source is None else entry.source.max_source,
             max_open=_max_open(entry, self.manifest.max_extend),
             parallel_token=entry.parallel_token,
+            reads_features=entry.reads_features,
         )
 
 

@@ -30,7 +30,9 @@ CACHES = "caches"
 """Required by bundles with ``ModelEntry.caches``."""
 RINGS = "rings"
 """Required by bundles with ``ModelEntry.rings``."""
-FEATURES: frozenset[str] = frozenset({STATES, CACHES, RINGS})
+HEADS = "heads"
+"""Required by bundles whose draft reads the target's features."""
+FEATURES: frozenset[str] = frozenset({STATES, CACHES, RINGS, HEADS})
 """What bundles may require and this server has."""
 BFLOAT16 = "bfloat16"
 DEVICE_PRECISIONS = ("float32", "float16", BFLOAT16)
@@ -98,6 +100,9 @@ class ModelEntry:
         states: its layers that keep a state; None without. ``num_layers`` counts those with keys and values.
         rings: its layers whose caches on the CPU are rings; None without.
         parallel_token: of a draft that proposes several tokens in one call: see ``EngineLimits``.
+        gives_features: numbers of a token that a target caches for its draft, a head: halves of them are key and value
+            of the last layer, to which nothing attends. 0 without a head.
+        reads_features: numbers of a token that a head reads beside it; 0 of any other model.
     """
 
     path: Text
@@ -116,6 +121,8 @@ class ModelEntry:
     parallel_token: Size | None = None
     caches: tuple[tuple[Count, Count], ...] = ()
     rings: RingsEntry | None = None
+    gives_features: Size = 0
+    reads_features: Size = 0
 
     @property
     def heads(self) -> tuple[tuple[int, int], ...]:
@@ -131,7 +138,7 @@ class ModelEntry:
 
 def required(*models: ModelEntry | None) -> tuple[str, ...]:
     """Return the ``FEATURES`` that these models need."""
-    needed = {STATES: "states", CACHES: "caches", RINGS: "rings"}
+    needed = {STATES: "states", CACHES: "caches", RINGS: "rings", HEADS: "reads_features"}
     return tuple(
         sorted(
             name
@@ -236,6 +243,9 @@ class Manifest:
         for model in (values["target"], values["draft"]):
             for name in ("states", "parallel_token", "caches", "rings"):
                 if model is not None and model[name] in (None, ()):
+                    del model[name]
+            for name in ("gives_features", "reads_features"):
+                if model is not None and not model[name]:
                     del model[name]
         for name in ("sources", "requires"):
             # Likewise of bundles that say nothing of it.

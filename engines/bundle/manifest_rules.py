@@ -15,7 +15,14 @@ from outrider.engines.bundle.encoder_decoder import (
 from outrider.engines.bundle.fields import check_levels
 from outrider.engines.bundle.files import MANIFEST_FILE
 from outrider.engines.bundle.limits import MOST_ROWS, MOST_SIZE, MOST_TOKENS, check_limits
-from outrider.engines.bundle.manifest import CACHES, DEVICE_PRECISIONS, RINGS, Manifest, ModelEntry
+from outrider.engines.bundle.manifest import (
+    CACHES,
+    DEVICE_PRECISIONS,
+    HEADS,
+    RINGS,
+    Manifest,
+    ModelEntry,
+)
 from outrider.engines.bundle.states import STATES
 
 
@@ -41,6 +48,7 @@ def check_manifest(manifest: Manifest) -> None:
     )
     check_levels(manifest.certificate, "certificate", where=MANIFEST_FILE)
     _check_plans(manifest)
+    _check_head(manifest)
     if manifest.text2text is not None:
         _check_texts(manifest.text2text)
     for name, part in parts.items():
@@ -205,6 +213,29 @@ def _check_rings(name: str, part: ModelEntry, manifest: Manifest) -> None:
         f"{name}.max_tree_nodes' must be 0 of a model with rings": part.max_tree_nodes > 0,
         f"{name}.states' must be missing of a model with rings": part.states is not None,
         f"{name}.source' must be missing of a model with rings": part.source is not None,
+    }
+    _refuse_first(wrong)
+
+
+def _check_head(manifest: Manifest) -> None:
+    """Refuse a head and a target whose features are not the same, and what no head drafts for."""
+    target, draft = manifest.target, manifest.draft
+    read = 0 if draft is None else draft.reads_features
+    if not read and not target.gives_features:
+        return
+    check_limits([("target.gives_features", target.gives_features, MOST_SIZE)])
+    wrong = {
+        "requires' must have 'heads'": HEADS not in manifest.requires,
+        "target.reads_features' must be 0: a head is a draft": target.reads_features > 0,
+        "draft.gives_features' must be 0": draft is not None and draft.gives_features > 0,
+        f"draft.reads_features' must be {target.gives_features}, what the target gives": read
+        != target.gives_features,
+        "target.caches' must end with the halves of gives_features": target.caches[-1:]
+        != ((1, target.gives_features // 2),),
+        "target.gives_features' must be even": target.gives_features % 2 != 0,
+        "target.states' must be missing beside a head": target.states is not None,
+        "target.rings' must be missing beside a head": target.rings is not None,
+        "target.source' must be missing beside a head": target.source is not None,
     }
     _refuse_first(wrong)
 

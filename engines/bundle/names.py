@@ -25,6 +25,10 @@ TOKENS = "tokens"
 START = "start"
 LOGIT_POSITIONS = "logit_positions"
 LOGITS = "logits"
+# Of a head's model.onnx alone: what it reads beside each token, [batch, tokens, F] float32, and what the token behind
+# reads where the target has none yet, likewise.
+FEATURES = "features"
+RECYCLED = "recycled"
 # Of device.onnx and device_tree.onnx: start + tokens, [batch] int64.
 LENGTHS = "lengths"
 # Of tree.onnx and grouped.onnx: [batch, tokens] int64.

@@ -10,7 +10,14 @@ import numpy as np
 import onnxruntime
 from outrider.engines.base import EngineLimits, FloatArray, IntArray, Span
 from outrider.engines.buffers import int64_view
-from outrider.engines.bundle.names import LOGIT_POSITIONS, LOGITS, START, TOKENS
+from outrider.engines.bundle.names import (
+    FEATURES,
+    LOGIT_POSITIONS,
+    LOGITS,
+    RECYCLED,
+    START,
+    TOKENS,
+)
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, zeros
 from outrider.engines.onnx.packed_calls import PackedCall, PackedMemory
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
@@ -39,6 +46,8 @@ class PaddedCall:
         last_position: greatest that the model knows.
         places: of the rows in what slots keep of recurrent layers; None of a model without.
         tree: arrays of a call in which some row is a tree, else None.
+        features: [B, T, F] float32, what a head reads beside the tokens; None of any other model.
+        recycled: [B, T, F] float32, where what a head would have read of these tokens will be.
     """
 
     run: Callable[[], object]
@@ -50,6 +59,8 @@ class PaddedCall:
     last_position: int
     tree: TreeInputs | None
     places: StatePlaces | None = None
+    features: FloatArray | None = None
+    recycled: FloatArray | None = None
 
     def fill(self, spans: Sequence[Span]) -> None:
         """Write spans, each one's last token and last wanted position repeated as padding."""
@@ -69,6 +80,8 @@ class PaddedCall:
         for padding in range(at, (row + 1) * self.num_tokens):
             tokens[padding] = token
         self.start[row] = span.start
+        if self.features is not None and span.features is not None:
+            self.features[row, : len(span.tokens)] = span.features
         if self.tree is not None:
             self.tree.fill_row(row, span, self.last_position)
         first, last = len(span.tokens) - span.num_logits, max(0, len(span.tokens) - 1)
@@ -175,7 +188,16 @@ class OnnxCalls:
             LOGIT_POSITIONS: np.zeros((num_rows, num_wanted), dtype=np.int64),
         }
         logits = self._logits[: num_rows * num_wanted].reshape(num_rows, num_wanted, -1)
-        binding = self._bind(session, slot, num_rows, inputs, logits)
+        arrays: dict[str, IntArray | FloatArray] = dict(inputs)
+        features = recycled = None
+        if self._limits.reads_features:
+            features, recycled = zeros((2, num_rows, num_tokens, self._limits.reads_features))
+            arrays[FEATURES] = features
+        binding = self._bind(session, slot, num_rows, arrays, logits)
+        if recycled is not None:
+            binding.bind_output(
+                RECYCLED, "cpu", 0, np.float32, recycled.shape, recycled.ctypes.data
+            )
         places = None
         if self._states is not None and columns is not None:
             places = self._states.bind(binding, slot, num_rows, num_tokens, columns)
@@ -189,6 +211,8 @@ class OnnxCalls:
             last_position=self._limits.max_context - 1,
             tree=None if trees is None else trees.bind(binding, num_rows, num_tokens),
             places=places,
+            features=features,
+            recycled=recycled,
         )
 
     def _bind(

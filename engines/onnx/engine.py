@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 from outrider.engines.base import (
     BundleError,
@@ -48,7 +49,7 @@ from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.engines.kv_cache import MIN_SPAN, KvCache, capacities
 from outrider.engines.onnx.batch_invariance import is_batch_invariant
-from outrider.engines.onnx.calls import Call, OnnxCalls
+from outrider.engines.onnx.calls import Call, OnnxCalls, PaddedCall
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.rings import SlotRings
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
@@ -120,6 +121,7 @@ class OnnxEngine:
         if self.limits.max_tree_nodes:
             self._trees = TreeGraphs(bundle, entry, num_threads=num_threads)
         self._tree_spans: dict[int, Span] = {}
+        self._recycled: dict[int, FloatArray] = {}
         self._cache = KvCache(
             heads=entry.heads,
             num_slots=self.limits.max_batch,
@@ -247,6 +249,22 @@ class OnnxEngine:
         self._trees.keep_path(self._cache, slot, tree.start, path)
         self._cache.lengths[slot] = tree.start + len(path)
 
+    def features(self, slot: int, start: int, end: int) -> FloatArray:
+        """Return [end - start, F] float32, features of a slot's tokens; zeros of those that it does not hold.
+
+        ``F`` is ``ModelEntry.gives_features``.
+        """
+        self._require_open()
+        num_held = max(0, min(end, self._cache.lengths[slot]) - start)
+        keys, values = self._cache.layer(-1, slot, start, start + num_held)
+        found = np.zeros((end - start, 2 * keys.shape[2]), np.float32)
+        found[:num_held] = np.concatenate([keys[0], values[0]], axis=-1)
+        return found
+
+    def recycled(self, slot: int) -> FloatArray:
+        """Return [F] float32 of the last token that a head was given for a slot in its last extend."""
+        return self._recycled.get(slot, np.zeros(self.limits.reads_features, np.float32))
+
     def first_start(self, slot: int) -> int:
         """Return the settled tokens of a slot of a model with states or rings; see ``Engine.first_start``."""
         return 0 if self._kept is None else self._kept.bases[slot]
@@ -365,6 +383,10 @@ class OnnxEngine:
         for span in spans:
             self._cache.begin_write(span.slot, span.start, num_tokens)
         call.run()
+        if isinstance(call, PaddedCall) and call.recycled is not None:
+            for row, span in enumerate(spans):
+                if span.tokens:
+                    self._recycled[span.slot] = call.recycled[row, len(span.tokens) - 1].copy()
         if self._kept is not None:
             self._kept.commit(spans)
         return call.answer(spans)

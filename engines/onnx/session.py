@@ -23,9 +23,11 @@ from outrider.engines.bundle.encoder_decoder import (
 )
 from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.bundle.names import (
+    FEATURES,
     LOGIT_POSITIONS,
     LOGITS,
     MODEL_FILE,
+    RECYCLED,
     START,
     TOKENS,
     past_names,
@@ -280,6 +282,9 @@ def check_graph(
     if entry.source is not None:
         extra_inputs = extra_inputs | {SOURCE_LENGTH, *cross_past_names(entry.num_layers)}
     kept: tuple[str, ...] = ()
+    answered: set[str] = set()
+    if entry.reads_features:
+        extra_inputs, answered = extra_inputs | {FEATURES}, {RECYCLED}
     if entry.states is not None:
         kept = kept_names(entry.states)
         extra_inputs = extra_inputs | {*kept, *place_names(entry.states)}
@@ -288,7 +293,7 @@ def check_graph(
     graph = f"{entry.path}/{file}"
     for found, declared in (
         (set(inputs), {TOKENS, START, LOGIT_POSITIONS, *past, *extra_inputs}),
-        (set(outputs), {LOGITS, *present, *(f"new_{name}" for name in kept)}),
+        (set(outputs), {LOGITS, *present, *answered, *(f"new_{name}" for name in kept)}),
     ):
         if found != declared:
             raise BundleError(f"{graph}: tensors missing or unknown: {sorted(found ^ declared)}")
@@ -301,6 +306,9 @@ def check_graph(
             if tuple(inputs[name][1:-2] + inputs[name][-1:]) in rows:
                 continue
             raise BundleError(f"{graph}: {name} is {inputs[name]}, the manifest disagrees")
+    for name in sorted(answered):
+        if outputs[name][2] != entry.reads_features or inputs[FEATURES] != outputs[name]:
+            raise BundleError(f"{graph}: {name} is {outputs[name]}, the manifest disagrees")
     if outputs[LOGITS][2] != entry.vocab_size:
         raise BundleError(f"{graph}: logits are {outputs[LOGITS]}, vocab_size {entry.vocab_size}")
     if entry.source is not None:

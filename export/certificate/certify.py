@@ -127,11 +127,15 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         entry = parts[name]
         if entry is None:
             raise BundleError(f"the bundle has no {name} model to compare with a checkpoint")
+        if entry.reads_features:
+            raise BundleError(f"{name}: a head is compared when it is exported; export it again")
         checkpoint = open_checkpoint(
             path,
             max_context=manifest.max_context,
             max_source=entry.source.max_source if entry.source else None,
         )
+        if entry.gives_features:
+            checkpoint = checkpoint.with_features(entry.gives_features)
         model_config = checkpoint.model_config
         _refuse_other_sizes(name, model_config, entry)
         if entry.rings is not None:

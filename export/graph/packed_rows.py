@@ -52,6 +52,9 @@ def pack_rows(graph: ir.Graph, nodes: Sequence[ir.Node], positions: ir.Value) ->
     for node in nodes:
         if not all(entries.pack(value) for value in (node.inputs[QUERIES], *_updates(node))):
             return False
+    # Features are written to a cache that no attention reads.
+    if not all(entries.pack(node.inputs[1]) for node in graph if node.op_type == "TensorScatter"):
+        return False
     packed = [_pack_answers(graph, node) for node in nodes]
     last = packed[-1]
     return (

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import onnx
@@ -33,7 +33,11 @@ from outrider.export.graph.tracing import experts, kv_export, latents, mixers, s
 from outrider.export.graph.tracing.angles import original_angles
 from outrider.export.graph.tracing.encoder_decoder import SourcedDecoder, SourceReader
 from outrider.export.graph.tracing.experts import forget_row_counts, separate_experts
-from outrider.export.graph.tracing.kv_export import CanonicalDecoder, taken_over
+from outrider.export.graph.tracing.kv_export import (
+    CanonicalDecoder,
+    FeaturedDecoder,
+    taken_over,
+)
 from outrider.export.graph.tracing.latents import angles_without_complex
 from outrider.export.graph.tracing.mixers import (
     MICROSOFT,
@@ -43,8 +47,14 @@ from outrider.export.graph.tracing.mixers import (
     replaced,
 )
 from outrider.export.graph.tracing.probe import mixer_sizes
-from outrider.export.graph.tracing.signatures import Signature, decoder_signature, encode_signature
+from outrider.export.graph.tracing.signatures import (
+    Signature,
+    decoder_signature,
+    encode_signature,
+    head_signature,
+)
 from outrider.export.graph.tracing.stack_tables import by_tables
+from outrider.export.graph.tracing.taps import Taps
 from outrider.export.graph.tracing.windows import Windows
 from outrider.export.model_config import EncoderConfig, ModelConfig, read_model_config
 from outrider.export.weights.mapped import StandIns
@@ -73,6 +83,7 @@ def export_model(
     max_open: int = 1,
     keeps_halves: bool = False,
     keeps_blocks: bool = False,
+    taps: Taps | None = None,
 ) -> None:
     """Write the canonical float32 graph of a causal decoder to ``path`` and ``path``.data.
 
@@ -88,10 +99,11 @@ def export_model(
         max_open: tokens behind a settled text that may be rejected, where the model keeps recurrent states.
         keeps_halves: store what the model has in 16 bits so, behind a Cast to float32.
         keeps_blocks: store what the model has in blocks of a GGUF file so (``gguf.keep``).
+        taps: have features that a head reads cached too.
 
     Raises:
-        BundleError: a traced graph is not canonical, computes by operators whose bits depend on the
-            batch, or has no limit of positions and is given none.
+        BundleError: a traced graph is not canonical, has no layers to tap, computes by operators whose bits depend on
+            the batch, or has no limit of positions and is given none.
     """
     model_config = read_model_config(model.config)
     last = min(model_config.max_position, num_positions or model_config.max_position)
@@ -103,10 +115,12 @@ def export_model(
     try:
         if model_config.source is None:
             states = mixer_sizes(model.config, model_config, max_open)
-            program = _decoder_program(model, path, states, last)
+            program = _decoder_program(model, path, states, last, taps)
             if keeps_blocks:
                 keep_blocks(program.model.graph)
             _save(program, path, keeps_halves=keeps_halves)
+            if taps is not None:
+                model_config = model_config.with_features(taps.size)
             check_canonical(path, model_config, states)
         else:
             most = min(model_config.source.max_source, num_source_positions or _MOST_POSITIONS)
@@ -116,10 +130,16 @@ def export_model(
 
 
 def _decoder_program(
-    model: PreTrainedModel, path: Path, states: StatesEntry | None, num_positions: int
+    model: PreTrainedModel,
+    path: Path,
+    states: StatesEntry | None,
+    num_positions: int,
+    taps: Taps | None,
 ) -> torch.onnx.ONNXProgram:
     """Return a causal decoder as it is written to ``path``; ``states`` is what its mixers keep."""
     model_config = read_model_config(model.config)
+    if taps is not None:
+        model_config = model_config.with_features(taps.size)
     stand_ins, seen = StandIns(), Windows(num_positions)
     mixed = None if model_config.kinds is None else Mixers(model_config.kinds)
     with (
@@ -129,8 +149,16 @@ def _decoder_program(
         angles_without_complex(model),
         original_angles(model),
         taken_over(model, seen) as head,
+        nullcontext() if taps is None else taps.inside(model),
     ):
-        decoder = CanonicalDecoder(model, head, seen, max_position=num_positions, mixers=mixed)
+        decoder = CanonicalDecoder(
+            model,
+            head,
+            seen,
+            max_position=num_positions,
+            mixers=mixed,
+            write_features=None if taps is None else taps.write,
+        )
         program = _trace(decoder, decoder_signature(model_config, states))
     if reason := seen.why_not(model_config.window):
         raise BundleError(f"{path.parent.name}: {reason}")
@@ -138,6 +166,24 @@ def _decoder_program(
         measure_tokens(program.model.graph)
     _rewrite(program, num_positions, stand_ins)
     return program
+
+
+def export_head(model: PreTrainedModel, path: Path, size: int, num_positions: int) -> None:
+    """Write the graph of a head, ``heads.model.Head``, that reads ``size`` numbers beside each token.
+
+    Raises:
+        BundleError: the traced graph is not canonical.
+    """
+    model_config = read_model_config(model.config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stand_ins, seen = StandIns(), Windows(num_positions)
+    signature = head_signature(model_config, size)
+    with original_angles(model), taken_over(model, seen) as projection:
+        decoder = CanonicalDecoder(model, projection, seen, max_position=num_positions)
+        program = _trace(FeaturedDecoder(decoder), signature)
+    _rewrite(program, num_positions, stand_ins)
+    _save(program, path, keeps_halves=False)
+    _check_graph(path, {AttentionKind.SELF: 1}, 2, signature)
 
 
 def _export_text2text(
@@ -191,7 +237,7 @@ def check_canonical(
     Raises:
         BundleError: names the first thing that differs.
     """
-    kinds = {AttentionKind.SELF: model_config.num_layers + model_config.num_reading}
+    kinds = {AttentionKind.SELF: model_config.num_attending}
     if model_config.source is not None:
         kinds[AttentionKind.SOURCE] = model_config.num_layers
     num_scattered = 2 * model_config.num_layers

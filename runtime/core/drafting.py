@@ -312,7 +312,8 @@ def check_drafter(name: str, names: Collection[str], guessers: Collection[str]) 
             rule = f"must be one of {', '.join(names)}, or several joined by '+'"
             raise RequestError("speculation.drafter", rule)
         if part.inner is not None and (part.name != "model" or part.inner not in guessers):
-            rule = f"only model may be followed by '/', and by one of {', '.join(guessers)}"
+            known = ", ".join(guessers) or "none here, where the draft is a head"
+            rule = f"only model may be followed by '/', and by one of {known}"
             raise RequestError("speculation.drafter", rule)
 
 

@@ -31,6 +31,7 @@ class Need(StrEnum):
     """A thing that a drafter cannot be built without."""
 
     DRAFT_MODEL = "draft model"
+    PLAIN_DRAFT_MODEL = "draft model that reads tokens alone, and is no head"
     DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their probabilities"
     CORPUS = "corpus"
 
@@ -182,6 +183,8 @@ class DrafterParts:
         """Return whether these parts meet a need."""
         if need is Need.DRAFT_MODEL:
             return self.draft is not None
+        if need is Need.PLAIN_DRAFT_MODEL:
+            return self.draft is not None and not self.draft.limits.reads_features
         if need is Need.DRAFT_TREES:
             has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
             return has_trees and isinstance(self.sampler, CandidateSampler)

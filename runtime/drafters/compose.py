@@ -121,6 +121,8 @@ class Drafters(Mapping[str, Proposer]):
     @property
     def guessers(self) -> tuple[str, ...]:
         """Return the names that may stand behind "model/"."""
+        if not self._parts.has(Need.PLAIN_DRAFT_MODEL):
+            return ()
         return tuple(name for name, one in self._single.items() if one.capabilities.is_guesser)
 
     def members(self, name: str) -> tuple[Drafter, ...]:
@@ -209,7 +211,8 @@ class Drafters(Mapping[str, Proposer]):
             members = [(self[part.uncapped], part.most) for part in parts]
             return FallbackDrafter(members, share=self._parts.config.fallback_share)
         guesser = self._single.get(part.inner or "")
-        if part.name != "model" or self._parts.draft is None or not isinstance(guesser, Guesser):
+        is_model = part.name == "model" and self._parts.has(Need.PLAIN_DRAFT_MODEL)
+        if not is_model or not isinstance(guesser, Guesser):
             raise KeyError(name)
         return CascadeDrafter(self._parts, guesser)
 

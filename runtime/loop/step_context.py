@@ -52,9 +52,14 @@ class ServedEngines:
     costs: CostTable | None = None
 
     def with_prompt_ends(self) -> ServedEngines:
-        """Return these with a draft model that may read the end of a prompt alone, where the host calls it."""
+        """Return these with a draft model that may read the end of a prompt alone, where the host calls it.
+
+        A head reads all of it: that costs one layer, and it drafts nearly nothing otherwise.
+        """
         draft = self.draft
-        if draft is None or self.rounds is not None or draft.limits.max_source:
+        if draft is None or self.rounds is not None:
+            return self
+        if draft.limits.max_source or draft.limits.reads_features:
             return self
         return replace(self, draft=PromptEndEngine(draft))
 

@@ -426,5 +426,7 @@ def _live_rows(engines: ServedEngines, config: ServerConfig, chunk: int) -> Live
     left_out = (
         engines.draft.left_out if isinstance(engines.draft, PromptEndEngine) else [0] * num_slots
     )
-    prefixes = Prefixes(opened, config.prefix_cache_bytes, chunk, lambda slot: not left_out[slot])
+    # A head reads a text anew from the features that the target's slots keep.
+    kept = [engine for engine in opened if not engine.limits.reads_features]
+    prefixes = Prefixes(kept, config.prefix_cache_bytes, chunk, lambda slot: not left_out[slot])
     return LiveRows(opened, num_slots, prefixes)

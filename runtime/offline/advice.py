@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from outrider.runtime.gamma.verdicts import least_alpha, verdict_words
 from outrider.runtime.offline.results import Analysis, SpeedRow
 
+OF_HEADS = (
+    "The draft is a head: heads are trained on chats, so measure with prompts in the chat template; behind others "
+    "fewer of its tokens are kept."
+)
+
 
 def recommendation(analysis: Analysis) -> str:
     """Return a paragraph: the fastest setting at each temperature, what to serve with, and how sure that is."""
@@ -28,6 +33,8 @@ def recommendation(analysis: Analysis) -> str:
         sentences.append(f"{serve}. The server chooses each step's draft tokens by itself.")
     else:
         sentences.append(f"Recommended: {command} --drafter none.")
+    if analysis.has_head:
+        sentences.append(OF_HEADS)
     return " ".join([*sentences, *_verdicts(analysis), _how_sure(analysis, fastest)])
 
 

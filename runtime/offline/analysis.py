@@ -112,6 +112,7 @@ class _Bench:
             speeds=tuple(speeds),
             plain_tokens_per_s=plain,
             traces=self._traces(),
+            has_head=rig.draft is not None and rig.draft.limits.reads_features > 0,
         )
 
     def _alphas(self, temperature: float) -> list[AlphaRow]:
@@ -205,6 +206,7 @@ class _Bench:
             tokens_per_s=measured.tokens_per_s,
             speedup=measured.over(plain),
             interval=measured.interval_over(plain),
+            alpha_by_place=measured.alpha_by_place,
         )
 
     def _traces(self) -> tuple[TraceRow, ...]:

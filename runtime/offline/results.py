@@ -55,6 +55,7 @@ class SpeedRow:
         best_gamma: gamma of the greatest predicted factor, up to the bundle's cap.
         alpha_hat: accepted / trials reached, in this run; None without trials.
         operations: tokens that the target computed per token emitted.
+        alpha_by_place: like it, of the first draft tokens, the second ones, and so on.
         speedup: over plain decoding, median of the rounds' ratios.
         interval: of the speed-up, with 95 % confidence; None for too few rounds.
     """
@@ -73,6 +74,7 @@ class SpeedRow:
     tokens_per_s: float
     speedup: float
     interval: tuple[float, float] | None = None
+    alpha_by_place: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class Analysis:
         folder: of the bundle, as it was given; ``bundle`` is its name.
         seconds: "wall" or "processor".
         plain_tokens_per_s: temperature -> plain decoding.
+        has_head: whether the draft is a head.
     """
 
     bundle: str
@@ -115,3 +118,4 @@ class Analysis:
     speeds: tuple[SpeedRow, ...]
     plain_tokens_per_s: dict[float, float]
     traces: tuple[TraceRow, ...]
+    has_head: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from outrider.engines.base import Engine
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import choose_device, open_engine
 from outrider.engines.pair import Pair
@@ -210,7 +211,10 @@ def open_rig(root: Path, options: RigOptions) -> Rig:
     )
     costs = _costs(bundle, config, tokenizer, options) if options.knows_costs else None
     target = _open_timed(bundle, "target", options)
-    draft = _open_timed(bundle, "draft", options) if manifest.draft is not None else None
+    draft = None
+    if manifest.draft is not None:
+        beside = target.engine if manifest.draft.reads_features else None
+        draft = _open_timed(bundle, "draft", options, beside)
     sampler = TimedSampler(_sampler(bundle, options))
     worker = Worker(
         ServedEngines(
@@ -269,7 +273,10 @@ def _sampler(bundle: Bundle, options: RigOptions) -> CpuSampler:
 
 
 def _open_timed(
-    bundle: Bundle, which: Literal["target", "draft"], options: RigOptions
+    bundle: Bundle,
+    which: Literal["target", "draft"],
+    options: RigOptions,
+    beside: Engine | None = None,
 ) -> TimedEngine:
     engine = open_engine(
         bundle,
@@ -278,5 +285,6 @@ def _open_timed(
         num_threads=options.num_threads,
         max_batch=options.max_batch,
         with_trees=any_proposes_trees(),
+        beside=beside,
     )
     return TimedEngine(engine)

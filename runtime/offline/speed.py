@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.events import Finished, SpeculationReport
@@ -35,6 +36,7 @@ class Measured:
         alpha_hat: accepted / trials reached, over all rounds; None without trials.
         tokens_per_step: tokens emitted per target pass, over all rounds; prompts and their first tokens are left out.
         operations: tokens that the target computed per token emitted, in the same passes.
+        alpha_by_place: like ``alpha_hat``, of the first draft tokens, the second ones, and so on.
     """
 
     tokens_per_s: float
@@ -42,6 +44,7 @@ class Measured:
     alpha_hat: float | None
     tokens_per_step: float
     operations: float
+    alpha_by_place: tuple[float, ...] = ()
 
     def over(self, plain: Measured) -> float:
         """Return the speed-up over another setting of the same run: the median of the rounds' ratios."""
@@ -124,9 +127,22 @@ def measure_settings(
 
 def num_trials(report: SpeculationReport) -> int:
     """Return the number of judged draft tokens: each first one, and each whose predecessor was accepted."""
+    return sum(_trials(report))
+
+
+def _trials(report: SpeculationReport) -> list[int]:
+    """Return how many of them were at each place of a draft."""
     drafted, accepted = report.drafted_by_position, report.accepted_by_position
     followed = zip(accepted, drafted[1:], strict=False)
-    return sum(drafted[:1]) + sum(min(pair) for pair in followed)
+    return [*drafted[:1], *(min(pair) for pair in followed)]
+
+
+def alpha_by_place(reports: Sequence[SpeculationReport]) -> tuple[float, ...]:
+    """Return accepted / trials reached at each place of a draft that any was reached at."""
+    trials = [sum(each) for each in zip_longest(*map(_trials, reports), fillvalue=0)]
+    lists = [report.accepted_by_position for report in reports]
+    accepted = [sum(each) for each in zip_longest(*lists, fillvalue=0)]
+    return tuple(kept / count for kept, count in zip(accepted, trials, strict=False) if count)
 
 
 def _run(
@@ -159,4 +175,5 @@ def _measured(rates: Sequence[float], finished: Sequence[Finished]) -> Measured:
         alpha_hat=accepted / trials if trials else None,
         tokens_per_step=num_emitted / num_steps,
         operations=(num_drafted + num_steps) / num_emitted,
+        alpha_by_place=alpha_by_place(reports),
     )

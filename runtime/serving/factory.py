@@ -220,6 +220,7 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
     if not config.prefix_cache_bytes:
         return config
     engines = [engine for engine in (pair.target, pair.draft) if engine is not None]
+    engines = [engine for engine in engines if not engine.limits.reads_features]
     are_read = all(one.token_bytes or one.state_bytes for one in engines)
     if pair.target.limits.max_source or pair.rounds or not are_read:
         where = "with an encoder" if pair.target.limits.max_source else "on this device"

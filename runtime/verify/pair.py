@@ -111,7 +111,8 @@ def _ways(bundle: Bundle, pair: Pair, prompt: Prompt) -> Iterator[Way]:
     )
     title = "model, bias, bad words, n-grams, min_tokens"
     yield Way(name=title, speculation=model, params=shaped)
-    yield Way(name="cascade", speculation=replace(model, drafter=f"model/{_POINT_DRAFTER}"))
+    if not pair.draft.limits.reads_features:  # a head reads drafted tokens one at a time
+        yield Way(name="cascade", speculation=replace(model, drafter=f"model/{_POINT_DRAFTER}"))
     takes_trees = min(pair.target.limits.max_tree_nodes, pair.draft.limits.max_tree_nodes) > 1
     if takes_trees and isinstance(pair.sampler, CandidateSampler):
         yield Way(name="tree", speculation=replace(model, drafter="tree", branching=(3, 2)))

@@ -136,9 +136,13 @@ class ScatterCache(Cache):
         key_states, value_states = (
             widened(states, self.keys[layer_idx].shape[3]) for states in (key_states, value_states)
         )
-        self.keys[layer_idx] = scatter_kv(self.keys[layer_idx], key_states, self.start)
-        self.values[layer_idx] = scatter_kv(self.values[layer_idx], value_states, self.start)
+        self.keys[layer_idx] = self.scattered(self.keys[layer_idx], key_states)
+        self.values[layer_idx] = self.scattered(self.values[layer_idx], value_states)
         return self.keys[layer_idx], self.values[layer_idx]
+
+    def scattered(self, past: Tensor, states: Tensor) -> Tensor:
+        """Return a cache [B, H, S, D] with new states [B, H, T, D] written in."""
+        return scatter_kv(past, states, self.start)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return zero: positions are given explicitly."""
@@ -279,11 +283,13 @@ class CanonicalDecoder(nn.Module):
         *,
         max_position: int,
         mixers: Mixers | None = None,
+        write_features: Callable[[ScatterCache], None] | None = None,
     ) -> None:
         super().__init__()
         self._gathering = head
         self._windows = windows
         self._mixers = mixers
+        self._write_features = write_features
         self._is_late = any(hasattr(module, "expand_kv") for module in model.modules())
         self.model = model
         self.max_position = max_position
@@ -327,5 +333,30 @@ class CanonicalDecoder(nn.Module):
             use_cache=True,
             **known,
         )
+        if self._write_features is not None:
+            self._write_features(cache)
         mixed = self._mixers.kept() if self._mixers is not None and kept else ()
         return output.logits, cache.keys, cache.values, *mixed
+
+
+class FeaturedDecoder(nn.Module):
+    """A head that was ``taken_over``: it reads features too, and answers what stands for those of the token behind."""
+
+    def __init__(self, decoder: CanonicalDecoder) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(
+        self,
+        tokens: Tensor,
+        start: Tensor,
+        logit_positions: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+        features: Tensor,
+    ) -> tuple[Any, ...]:
+        """Return what ``CanonicalDecoder`` does, and recycled features; both are [B, T, F] float32."""
+        head: Any = self.decoder.model
+        head.features = features
+        answers = self.decoder(tokens, start, logit_positions, keys, values)
+        return (*answers, head.recycled)

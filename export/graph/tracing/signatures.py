@@ -75,6 +75,18 @@ def decoder_signature(model_config: ModelConfig, states: StatesEntry | None = No
     return Signature(tuple(example), tuple(axes), tuple(inputs), tuple(outputs))
 
 
+def head_signature(model_config: ModelConfig, size: int) -> Signature:
+    """Return the tensors of a head's graph, which reads ``size`` numbers beside each token."""
+    one = decoder_signature(model_config)
+    features = torch.zeros(_SIZES[_BATCH], _SIZES[_TOKENS], size)
+    return Signature(
+        (*one.example, features),
+        (*one.axes, {0: _BATCH, 1: _TOKENS}),
+        (*one.inputs, names.FEATURES),
+        (*one.outputs, names.RECYCLED),
+    )
+
+
 def _kept(states: StatesEntry) -> tuple[list[Any], list[Any]]:
     """Return examples and axes of states, pending rows and windows, and of a call's places."""
     batch, num_rows = _SIZES[_BATCH], _SIZES[_BATCH] * _SIZES[_TOKENS]

@@ -14,6 +14,9 @@ A draft model that was taught to continue over a token that stands for those to 
 call. Its rows depend on the committed text alone: each is a distribution given the past, and judged as any other
 (Leviathan et al. 2023, section 3.6). Nothing that was computed of such a token stays in its cache.
 
+A head (``engines.heads``) is called as a draft model is. It reads committed tokens beside the target's features, and
+drafted ones beside its own answers, so these are fed again when they are committed.
+
 A draft model with an encoder reads a row's source when it is first asked to draft for it. The source counts as tokens
 that the row misses, and is read whole as long as anything is left of the step's chunk.
 """
@@ -43,9 +46,14 @@ MAX_SHARED_MISSING = 2
 
 
 def most_shared_missing(draft: Engine | None, max_gamma: int) -> int:
-    """Return how many tokens a row may miss and be fed with others: of a parallel draft's round nothing stays."""
-    is_parallel = draft is not None and draft.limits.parallel_token is not None
-    return max_gamma + 1 if is_parallel else MAX_SHARED_MISSING
+    """Return how many tokens a row may miss and be fed with others.
+
+    Of a round of a parallel draft, or of a head, nothing that was computed of drafts stays.
+    """
+    if draft is None:
+        return MAX_SHARED_MISSING
+    keeps_none = draft.limits.parallel_token is not None or draft.limits.reads_features > 0
+    return max_gamma + 1 if keeps_none else MAX_SHARED_MISSING
 
 
 @step_value
@@ -91,6 +99,12 @@ class ModelDrafter:
             tokens = self._draft_at_once(live, ready.gammas, computed, unknown)
         else:
             tokens = self._draft_in_lockstep(live, ready.gammas, computed)
+        if self._limits.reads_features:
+            # Behind the committed tokens it read its own answers, in place of features that the target has by then.
+            computed = [
+                min(count, len(row.sampling.history))
+                for count, row in zip(computed, live, strict=True)
+            ]
         num_calls = None if unknown is None else 1
         return [
             chain_draft(live[slot], tokens.get(slot, ()), computed[slot], num_calls)

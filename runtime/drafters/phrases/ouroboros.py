@@ -61,7 +61,10 @@ class OuroborosDrafter(ModelDrafter):
     """
 
     capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
-        needs=frozenset({Need.DRAFT_MODEL}), proposes_trees=True, num_choices=1, wants_outcomes=True
+        needs=frozenset({Need.DRAFT_MODEL, Need.PLAIN_DRAFT_MODEL}),
+        proposes_trees=True,
+        num_choices=1,
+        wants_outcomes=True,
     )
 
     def __init__(self, parts: DrafterParts) -> None:

@@ -28,7 +28,8 @@ SPEED_TEXT = (
     "to draft gamma tokens and their fates as independent, so a drafter that rarely proposes, or whose "
     "successes come in runs, is not bound by it. Measured: tokens per second over plain decoding of "
     "the same round, median of the rounds; answers run on past end tokens, so that every setting does "
-    "the same work. Best gamma: by the formula. *: fastest as measured."
+    "the same work. Best gamma: by the formula. By place: alpha_hat of the first draft tokens, the second "
+    "ones, and so on. *: fastest as measured."
 )
 LENIENT_TEXT = "Alpha where a token is kept at up to p / l (appendix A.5); not exact below l = 1."
 FIGURE_TEXT = (
@@ -84,6 +85,7 @@ def speed_section(rows: Sequence[SpeedRow], best: Sequence[SpeedRow]) -> Section
         "measured": lambda row: f"{row.speedup:.2f}",
         "best gamma": lambda row: "-" if row.best_gamma is None else row.best_gamma,
         "alpha_hat": lambda row: number(row.alpha_hat),
+        "by place": lambda row: " ".join(f"{one:.2f}" for one in row.alpha_by_place) or "-",
         "tokens/pass": lambda row: f"{row.tokens_per_step:.2f}",
         "tokens/s": lambda row: f"{row.tokens_per_s:.0f}",
     }

@@ -22,7 +22,12 @@ from outrider.runtime.offline.options import AnalysisOptions
 from outrider.runtime.offline.prompts import own_prompts, read_prompts
 from outrider.runtime.offline.results import Analysis, SpeedRow
 from outrider.runtime.offline.rig import RigOptions, open_rig
-from outrider.runtime.offline.speed import Measured, median_interval, num_trials
+from outrider.runtime.offline.speed import (
+    Measured,
+    alpha_by_place,
+    median_interval,
+    num_trials,
+)
 from outrider.runtime.offline.step_costs import StepCosts
 from outrider.runtime.oracle.analysis import optimal_gamma, walltime_factor
 from typer.testing import CliRunner
@@ -287,6 +292,16 @@ def test_trials_are_first_tokens_and_those_behind_an_accepted_one():
         accepted_by_position=(3, 1, 0), drafted_by_position=(5, 2, 2), num_fallbacks=0,
     )  # fmt: skip
     assert num_trials(report) == 5 + 2 + 1
+    # The second draft of another request: one of two first tokens kept, and none behind it.
+    other = replace(report, accepted_by_position=(1,), drafted_by_position=(2, 1))
+    assert alpha_by_place([report, other]) == (4 / 7, 1 / 3, 0.0)
+    assert alpha_by_place([]) == ()
+
+
+def test_a_recommendation_says_what_heads_are_trained_on():
+    analysis = analysis_of(speed_row("model", 0.8))
+    assert "trained on chats" not in recommendation(analysis)
+    assert "heads are trained on chats" in recommendation(replace(analysis, has_head=True))
 
 
 def test_seconds_of_processors_are_kept_from_servers(tiny_bundle: Path, tmp_path: Path):
