@@ -108,7 +108,7 @@ def part_shared_blocks(path: Path) -> None:
     ``DequantizeLinear`` of 8 bits.
     """
     for one in canonical_graphs(path):
-        model = ir.load(one)
+        model, is_changed = ir.load(one), False
         for node in model.graph:
             for place, value in enumerate(
                 node.inputs if node.op_type == "DequantizeLinear" else ()
@@ -118,7 +118,9 @@ def part_shared_blocks(path: Path) -> None:
                     copied = copy(tensor)
                     copied.name = f"{tensor.name}.of.{node.outputs[0].name}"
                     node.replace_input_with(place, put_tensor(model.graph, copied))
-        ir.save(model, one)
+                    is_changed = True
+        if is_changed:
+            ir.save(model, one)
 
 
 class _Lookup:

@@ -71,7 +71,7 @@ def token_prompts(
 
 
 def open_rig(
-    root: Path, *, max_batch: int = 8, num_threads: int = 2, costs: Path | None = None,
+    root: Path, *, max_batch: int = 8, num_threads: int = 0, costs: Path | None = None,
     drafting: DraftingConfig | None = None,
 ) -> Rig:  # fmt: skip
     """Open a bundle for benchmarks.
