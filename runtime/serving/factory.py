@@ -210,6 +210,7 @@ def _with_room(bundle: Bundle, options: ServeOptions) -> Bundle:
         max_context=asked,
         prefix_bytes=options.config.prefix_cache_bytes,
         memory_bytes=machine_memory_bytes() if on_host else None,
+        has_rings=on_host,
     )
     log.info("%s", words)
     return bundle
