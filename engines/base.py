@@ -178,7 +178,7 @@ class Engine(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what ``read_state`` returns; 0 without states."""
+        """Bytes of what ``read_state`` returns at most; 0 without states."""
         ...
 
     def read(self, sources: Sequence[Source]) -> None:

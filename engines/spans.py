@@ -84,7 +84,7 @@ class WrappedEngine:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of what ``read_state`` returns."""
+        """Bytes of what ``read_state`` returns at most."""
         return self.engine.state_bytes
 
     def first_start(self, slot: int) -> int:
@@ -299,7 +299,7 @@ def check_state_write(
     Args:
         slot: its text was written.
         state: to write.
-        size: numbers of a state.
+        size: numbers of a state of such a text.
         limits: of the engine.
         held: tokens of every slot, and their first starts.
 

@@ -26,6 +26,7 @@ def fit_memory(
     max_context: int | None = None,
     prefix_bytes: int = 0,
     memory_bytes: int | None = None,
+    has_rings: bool = True,
 ) -> tuple[Bundle, str]:
     """Return the bundle with the context and slots that are served, and why, in words.
 
@@ -35,21 +36,34 @@ def fit_memory(
         max_context: tokens of a slot at most; None for what fits.
         prefix_bytes: memory of the cache of prefixes.
         memory_bytes: of the machine; None where nothing bounds the caches.
+        has_rings: whether layers may keep rings; accelerators keep whole caches.
     """
     manifest = bundle.manifest
     context = max_context or manifest.max_context
     slots = min(max_running, manifest.max_batch)
     models = [one for one in (manifest.target, manifest.draft) if one is not None]
-    layers = [found for one in models for found in zip(one.heads, one.ring_columns, strict=True)]
-    of_token = token_bytes(heads for heads, ring in layers if not ring)
-    of_slot = sum(one.states.slot_bytes for one in models if one.states is not None)
-    of_slot += sum(ring * token_bytes([heads]) for heads, ring in layers)
+    of_states = sum(one.states.slot_bytes for one in models if one.states is not None)
+
+    def sizes_of(context: int) -> tuple[int, int]:
+        """Return the bytes of a token, and of a slot beside: rings that texts of this context outgrow do not grow."""
+        layers = [
+            found for one in models for found in zip(one.heads, one.ring_columns, strict=True)
+        ]
+        kept = [(heads, ring) for heads, ring in layers if has_rings and 0 < ring < context]
+        of_rings = sum(ring * token_bytes([heads]) for heads, ring in kept)
+        growing = token_bytes(heads for heads, _ in layers) - token_bytes(
+            heads for heads, _ in kept
+        )
+        return growing, of_states + of_rings
+
+    of_token, of_slot = sizes_of(context)
     weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
     if memory_bytes is not None:
         room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes)))
         if slots * (context * of_token + of_slot) > room and max_context is None and of_token:
             fitting = (room // min(slots, FEW_SLOTS) - of_slot) // of_token // _STEP * _STEP
             context = min(context, max(_STEP, fitting))
+            of_token, of_slot = sizes_of(context)
         slots = max(1, min(slots, room // (context * of_token + of_slot)))
     full = size_words(slots * (context * of_token + of_slot))
     words = f"{slots} slots of {context} tokens: {full} of memory where all are full"

@@ -131,7 +131,6 @@ class OnnxEngine:
         self._states = _states_of(entry, self.limits)
         self._kept = SlotRings(entry.rings, self._cache) if entry.rings else self._states
         self.token_bytes = _FLOAT_BYTES * math.prod(self._cache.token_shape)
-        self.state_bytes = _FLOAT_BYTES * self._kept.size if self._kept else 0
         self._sources: OnnxSources | None = None
         if entry.source is not None:
             shares = beside is not None and entry.source.shares_encoder
@@ -311,6 +310,12 @@ class OnnxEngine:
         if self._kept is not None:
             self._kept.bases[slot] = floor_without_state(self.limits)
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of what ``read_state`` returns at most; 0 without states and rings."""
+        kept, longest = self._kept, self.limits.max_context
+        return 0 if kept is None else _FLOAT_BYTES * kept.size(longest)
+
     def read_state(self, slot: int) -> SlotState:
         """Return a copy of a slot's state; see ``Engine.read_state``.
 
@@ -329,7 +334,7 @@ class OnnxEngine:
         """
         kept = self._require_kept()
         held = self._cache.lengths, kept.bases
-        check_state_write(slot, state, kept.size, self.limits, held)
+        check_state_write(slot, state, kept.size(state.length), self.limits, held)
         kept.write(slot, state.length, state.values)
 
     def trim(self, lengths: Sequence[int | None]) -> None:

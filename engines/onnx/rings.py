@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,12 +49,9 @@ class SlotRings:
         self.bases[destination] = self.bases[source] if length else 0
 
     def read(self, slot: int) -> FloatArray:
-        """Return [n] float32: a copy of what tokens from a slot's base on see before it; zeros before the text."""
-        num_missing = max(0, self._num_before - self.bases[slot])
-        parts = []
-        for held in self._cache.rings:
-            found = held[:, slot][:, :, self._columns(slot, held)]
-            parts.append(np.pad(found, ((0, 0), (0, 0), (num_missing, 0), (0, 0))).reshape(-1))
+        """Return [n] float32: a copy of what tokens from a slot's base on see before it."""
+        rings = self._cache.rings
+        parts = [held[:, slot][:, :, self._columns(slot, held)].reshape(-1) for held in rings]
         return np.concatenate(parts)
 
     def write(self, slot: int, length: int, values: FloatArray) -> None:
@@ -62,16 +60,15 @@ class SlotRings:
         for held in self._cache.rings:
             held[:, slot] = 0.0
             num_layers, _, num_heads, _, size = held.shape
-            part, values = np.split(values, [num_layers * num_heads * self._num_before * size])
             columns = self._columns(slot, held)
-            part = part.reshape(num_layers, num_heads, self._num_before, size)
-            held[:, slot][:, :, columns] = part[:, :, self._num_before - len(columns) :]
+            shape = (num_layers, num_heads, len(columns), size)
+            part, values = np.split(values, [math.prod(shape)])
+            held[:, slot][:, :, columns] = part.reshape(shape)
 
-    @property
-    def size(self) -> int:
-        """Numbers that ``read`` returns."""
-        rings = self._cache.rings
-        return sum(self._num_before * held[:, 0, :, 0].size for held in rings)
+    def size(self, length: int) -> int:
+        """Return the numbers that ``read`` returns of a base of so many tokens."""
+        num_columns = min(length, self._num_before)
+        return sum(num_columns * held[:, 0, :, 0].size for held in self._cache.rings)
 
     def trimmed(self, lengths: Sequence[int | None]) -> list[int | None]:
         """Return the lengths that slots can be cut to, and forget those of which that is nothing."""

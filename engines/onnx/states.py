@@ -201,9 +201,8 @@ class SlotStates:
         self.bases[slot] = self._aligned[slot] = length
         self._is_used[slot] = True
 
-    @property
-    def size(self) -> int:
-        """Numbers that ``read`` returns."""
+    def size(self, _: int) -> int:
+        """Return the numbers that ``read`` returns, of a base of however many tokens."""
         channels = len(self._windows) * self._num_before * self._entry.channels
         return int(self._states[:, 0].size) + channels
 

@@ -153,11 +153,9 @@ class Prefixes:
             if length < FEWEST or (index and not self._has_whole_draft(slot)):
                 continue
             text, read = request.sequence.tokens[:length], partial(engine.read_slot, slot)
-            size, state = engine.state_bytes, partial(_state_of, engine, slot, length)
+            state = partial(_state_of, engine, slot, length) if engine.state_bytes else None
             try:
-                self._tree.insert(
-                    (index, scope), text, read, engine.token_bytes, state if size else None, size
-                )
+                self._tree.insert((index, scope), text, read, engine.token_bytes, state)
             except Exception:  # the engine's, or too little memory: nobody depends on it
                 logger.warning("a text could not be kept", exc_info=True)
 

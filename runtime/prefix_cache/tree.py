@@ -12,7 +12,8 @@ on the axis before the last, copied when a node is parted, so that what is evict
 Invariants:
 
 * T1  In the order of use, which is what is evicted first, every node stands before its parent: the first is a leaf.
-* T2  ``num_bytes`` is never above the budget. Only while a node is parted, its copy stands beside it.
+* T2  ``num_bytes`` is never above the budget. Only while a node is parted, its copy stands beside it, and a state until
+  there is room for it.
 """
 
 from __future__ import annotations
@@ -107,7 +108,6 @@ class PrefixTree:
         read: Callable[[int, int], FloatArray],
         token_bytes: int,
         read_state: Callable[[], FloatArray] | None = None,
-        state_bytes: int = 0,
     ) -> None:
         """Keep a text, or as much of its beginning as there is room for; what was unused for longest goes.
 
@@ -119,29 +119,30 @@ class PrefixTree:
                 more is kept.
             token_bytes: of one token, as ``read`` returns it.
             read_state: returns the state of recurrent layers behind the text, which is then kept whole or not at all;
-                the tree's own from then on.
-            state_bytes: of what that returns.
+                the tree's own from then on. Not asked where it is kept already.
         """
         path = self._walk(scope, tokens)
         start = sum(count for _, count in path)
-        if start == len(tokens) and (read_state is None or not path):
+        if start == len(tokens) and (read_state is None or not path or _has_state(*path[-1])):
             return
+        state = None if read_state is None else read_state()
+        state_bytes = 0 if state is None else state.nbytes
         parent = self._parted(*path[-1]) if path else None
         size = token_bytes + TOKEN_BYTES
         # Parted first, so that of what the text shares with others no more than that is in its way.
         room = self._max_bytes - _bytes_above(parent) - state_bytes
         if start == len(tokens):
             assert parent is not None
-            assert read_state is not None
-            if parent.state is None and room >= 0:
+            assert state is not None
+            if room >= 0:
                 self._evict(self._max_bytes - state_bytes, parent)
-                self._give(parent, read_state())
+                self._give(parent, state)
             return
         end = min(len(tokens), start + room // size)
-        if end <= start or (read_state is not None and end < len(tokens)):
+        if end <= start or (state is not None and end < len(tokens)):
             return
         self._evict(self._max_bytes - (end - start) * size - state_bytes, parent)
-        values, state = read(start, end), None if read_state is None else read_state()
+        values = read(start, end)
         if parent is None:
             parent = self._roots.setdefault(scope, _Node(*_NOTHING, None, scope))
         node = _Node(tokens[start:end].copy(), values, parent, scope)
@@ -216,6 +217,11 @@ class PrefixTree:
 
 
 _NOTHING = np.zeros(0, dtype=np.int64), np.zeros((0, 0), dtype=np.float32)
+
+
+def _has_state(node: _Node, count: int) -> bool:
+    """Return whether the state behind the first ``count`` tokens of a node is kept."""
+    return node.state is not None and count == len(node.tokens)
 
 
 def _bytes_above(node: _Node | None) -> int:

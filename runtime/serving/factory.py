@@ -210,6 +210,7 @@ def _with_room(bundle: Bundle, options: ServeOptions) -> Bundle:
         max_context=asked,
         prefix_bytes=options.config.prefix_cache_bytes,
         memory_bytes=machine_memory_bytes() if on_host else None,
+        has_rings=on_host,
     )
     log.info("%s", words)
     return bundle
@@ -227,11 +228,16 @@ def _with_prefix_cache(config: ServerConfig, pair: Pair) -> ServerConfig:
         log.info("no prefix cache: there is none for models %s", where)
         return replace(config, prefix_cache_bytes=0)
     of_text = sum(one.state_bytes for one in engines)
+    if (largest := max(one.state_bytes for one in engines)) > config.prefix_cache_bytes:
+        log.warning(
+            "prefix cache: texts whose state takes %s are not kept, --prefix-cache-bytes is less",
+            size_words(largest),
+        )
     log.info(
         "prefix cache: %.0f MiB at most, %d tokens of target and draft%s; --prefix-cache-bytes 0 for none",
         config.prefix_cache_bytes / 2**20,
         config.prefix_cache_bytes // sum(one.token_bytes + TOKEN_BYTES for one in engines),
-        f" and {size_words(of_text)} of states a text" if of_text else "",
+        f" and up to {size_words(of_text)} of states a text" if of_text else "",
     )
     return config
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.engines.base import BundleError
+from outrider.engines.base import BundleError, Span
 from outrider.engines.bundle import manifest as manifest_module
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import Manifest, ring_columns, write_manifest
 from outrider.engines.memory.room import fit_memory
+from outrider.engines.memory.sizes import size_words
 from outrider.engines.opening import open_engine
 
 from tests.engines.handmade_rings import (
@@ -117,9 +118,24 @@ def test_a_slot_is_told_what_its_rings_take(root: Path) -> None:
     of_token = 2 * heads * size * 4
     engine = open_engine(bundle, "target")
     assert (engine.token_bytes, engine.state_bytes) == (of_token, (WINDOW - 1) * of_token)
+    engine.extend([Span(slot=0, start=0, tokens=(1, 2), num_logits=0, num_settled=2)])
+    assert engine.read_state(0).values.nbytes == 2 * of_token
     room = 2 * 3 * (1024 * of_token + LEAST_COLUMNS * of_token)
     wide = replace(bundle, manifest=replace(bundle.manifest, max_context=1 << 14))
     weights = sum(one.size for name, one in wide.manifest.files.items() if name.endswith(".data"))
     found, why = fit_memory(wide, max_running=3, memory_bytes=room + weights)
     assert (found.manifest.max_batch, found.manifest.max_context) == (3, 1024)
     assert "of it for states and rings, which do not grow" in why
+
+
+def test_a_ring_takes_no_more_than_the_context_and_accelerators_have_none(root: Path) -> None:
+    bundle = load_bundle(root)
+    (heads, size), _ = bundle.manifest.target.heads
+    # Of three slots of both layers; the ring is wider than the context.
+    of_layers = 3 * 2 * 2 * heads * size * 4
+    wide = replace(bundle, manifest=replace(bundle.manifest, max_context=1 << 14))
+    for context, has_rings in ((LEAST_COLUMNS - 1, True), (1 << 14, False)):
+        found, why = fit_memory(wide, max_running=3, max_context=context, has_rings=has_rings)
+        assert found.manifest.max_context == context
+        assert f": {size_words(context * of_layers)} of memory where all are full" in why
+        assert "rings" not in why

@@ -215,10 +215,10 @@ MISTAKES = {
         "[token % num_columns for token in",
         "[(token - 1) % num_columns for token in",
     ),
-    "a short text's state stands at the beginning": (
+    "a short text's state is as large as a window's": (
         slot_rings,
-        "part[:, :, self._num_before - len(columns) :]",
-        "part[:, :, : len(columns)]",
+        "num_columns = min(length, self._num_before)",
+        "num_columns = self._num_before",
     ),
     "what a ring held stays beside a written state": (
         slot_rings,

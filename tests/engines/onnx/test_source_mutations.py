@@ -82,8 +82,8 @@ MUTANTS = {
     ),
     "stale columns under a moved source": (
         kv_cache,
-        "values[:, destination, :, length:end] = 0.0",
-        "pass",
+        "self.begin_write(destination, length, 0)",
+        "self._written[destination] = length",
         "over",
     ),
     "another slot's memory": (

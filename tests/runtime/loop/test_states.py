@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
 from outrider.engines.base import Engine, EngineError, FloatArray, Source, Span
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_engine
-from outrider.engines.sampling.base import ExactnessMode
+from outrider.engines.sampling.base import ExactnessMode, SamplingParams
 from outrider.engines.spans import WrappedEngine
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import BeamParams, SpeculationParams, sample_seed
+from outrider.runtime.grammar.base import Constraints
+from outrider.runtime.grammar.constraint import GrammarConstraints
 from outrider.runtime.loop import verification
 from outrider.runtime.loop.beams import cache as beam_cache
 
 from tests.engines.handmade import write_bundle
-from tests.engines.handmade_rings import LEAST_COLUMNS, MAX_OPEN, write_rings_bundle
+from tests.engines.handmade_rings import (
+    LEAST_COLUMNS,
+    MAX_EXTEND,
+    MAX_OPEN,
+    WINDOW,
+    write_rings_bundle,
+)
 from tests.engines.handmade_states import states_entry, write_states_bundle
 from tests.mutants import put_in
+from tests.runtime.grammar.letters import regex, tokenizer
 from tests.runtime.markov import MAX_GAMMA, Harness
 
 MAX_BATCH = 8
@@ -85,8 +95,11 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engi
         engine.close()
 
 
-def harness_over(target: Engine, draft: Engine | None = None) -> Harness:
+def harness_over(
+    target: Engine, draft: Engine | None = None, constraints: Constraints | None = None
+) -> Harness:
     return Harness(
+        constraints=constraints,
         target=target,
         draft=draft,
         has_draft=draft is not None,
@@ -155,6 +168,56 @@ def test_no_drafter_changes_a_token(
         for index in (2, 4):
             num_drafted += serve(harness_over(target, draft), drafter, law, expected, [index])
         assert num_drafted > 20, drafter
+
+
+TEXTS = tuple(map(chr, [*range(33, 127), 0xA1]))
+
+
+def test_forced_tokens_change_no_answer_of_a_draft_with_rings(tmp_path: Path) -> None:
+    """It reads them across the ends of its rings, and proposes what one with whole caches does."""
+    forms = ("(abc[d-m]){1,6}", "([n-z]abcdefghij){1,2}", "([ab]c+){1,9}")
+    constraints = GrammarConstraints(tokenizer(TEXTS), len(TEXTS) + 1, (len(TEXTS),))
+    wide = WINDOW + 2 * MAX_EXTEND + MAX_GAMMA - 1
+    engines = {
+        columns: open_engine(
+            load_bundle(
+                write_rings_bundle(
+                    tmp_path / f"{columns}",
+                    columns=columns,
+                    max_batch=MAX_BATCH,
+                    max_extend=2 * MAX_EXTEND,
+                )
+            ),
+            "target",
+        )
+        for columns in (0, wide)
+    }
+    found, counts = [], []
+    for drafter, draft, max_forced in (
+        ("none", 0, 0),
+        ("model", 0, 8),
+        ("model", wide, 8),
+    ):
+        harness = harness_over(engines[0], engines[draft], constraints)
+        if not max_forced:
+            harness.worker._factory = replace(harness.worker._factory, max_forced=0)
+        for index, form in enumerate(forms):
+            speculation = SpeculationParams(drafter=drafter, gamma=4, is_enabled=max_forced > 0)
+            harness.submit(
+                f"{index}", PROMPTS[index], max_tokens=2 * wide, grammar=regex(form),
+                params=SamplingParams(temperature=0.0, end_token_ids=(len(TEXTS),)),
+                speculation=speculation,
+            )  # fmt: skip
+        harness.run()
+        harness.check_is_idle()
+        found.append([harness.tokens(f"{index}") for index in range(len(forms))])
+        reports = [harness.finished(f"{index}").report for index in range(len(forms))]
+        assert all(report.off_reason is None for report in reports) == (max_forced > 0)
+        counts.append([(one.num_forced, one.num_drafted, one.num_accepted) for one in reports])
+    assert found[0] == found[1] == found[2]
+    assert max(map(len, found[0])) > wide
+    assert counts[1] == counts[2]
+    assert all(sum(numbers) > 15 for numbers in zip(*counts[2], strict=True))
 
 
 def fail_at(engine: Engine, monkeypatch: pytest.MonkeyPatch, numbers: set[int]) -> None:

@@ -9,8 +9,12 @@ import pytest
 from outrider.engines.base import Engine, FloatArray, Span
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.opening import open_engine
+from outrider.engines.pair import Pair
 from outrider.engines.sampling.base import ExactnessMode
+from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.prefix_cache.tree import TOKEN_BYTES, PrefixTree
+from outrider.runtime.serving.factory import _with_prefix_cache
 
 from tests.engines.handmade_rings import WINDOW, write_rings_bundle
 from tests.engines.handmade_states import states_entry, write_states_bundle
@@ -167,6 +171,20 @@ def test_a_state_that_cannot_be_read_or_written_is_done_without(
             assert served.num_cached("b") == 0
 
 
+def test_a_budget_below_one_state_is_told(
+    pair: tuple[Engine, Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    largest = max(engine.state_bytes for engine in pair)
+    sampler = CpuSampler(max_batch=1, max_gamma=1, vocab_size=96)
+    opened = Pair(target=pair[0], draft=pair[1], sampler=sampler, rounds=None, place="")
+    for num_bytes in (largest, largest - 1):
+        assert not caplog.messages
+        config = ServerConfig(prefix_cache_bytes=num_bytes)
+        with caplog.at_level("WARNING"):
+            assert _with_prefix_cache(config, opened) == config
+    assert "are not kept, --prefix-cache-bytes is less" in caplog.text
+
+
 def _fail(*_: object) -> None:
     raise MemoryError("planned")
 
@@ -180,7 +198,7 @@ def test_states_of_inner_texts_go_before_leaves() -> None:
     ids, state = np.arange(12), np.zeros(25, np.float32)
     tree = PrefixTree(3 * state.nbytes + 12 * (4 + TOKEN_BYTES))
     for length in (2, 4, 6, 8, 10):
-        tree.insert("", ids[:length], read_none, 4, state.copy, state.nbytes)
+        tree.insert("", ids[:length], read_none, 4, state.copy)
     found = [tree.find_state("", ids[:length])[0] for length in (2, 4, 6, 8, 10)]
     assert [sum(piece.shape[-2] for piece in pieces) for pieces in found] == [0, 0, 6, 8, 10]
     assert tree.num_evicted == 0
@@ -188,8 +206,8 @@ def test_states_of_inner_texts_go_before_leaves() -> None:
 
 def test_a_text_is_found_up_to_a_state_and_counted_beyond() -> None:
     tree, state = PrefixTree(1 << 20), np.ones(3, np.float32)
-    tree.insert("", np.arange(8), read_none, 4, state.copy, state.nbytes)
-    tree.insert("", np.array([0, 1, 2, 3, 4, 9]), read_none, 4, state.copy, state.nbytes)
+    tree.insert("", np.arange(8), read_none, 4, state.copy)
+    tree.insert("", np.array([0, 1, 2, 3, 4, 9]), read_none, 4, state.copy)
     pieces, found, num_cached = tree.find_state("", np.array([0, 1, 2, 3, 4, 5]))
     assert (pieces, found, num_cached) == ([], None, 6)
     pieces, found, num_cached = tree.find_state("", np.array([0, 1, 2, 3, 4, 9, 9]))
