@@ -13,7 +13,15 @@ from outrider.export.heads import checkpoint
 from outrider.export.heads.checkpoint import is_head, open_head
 from outrider.export.heads.model import build
 
-from tests.export.heads.heads_models import HIDDEN, NUM_IDS, VOCAB, rewrite, tensors_in, write_head
+from tests.export.heads.heads_models import (
+    HIDDEN,
+    NUM_IDS,
+    THETA,
+    VOCAB,
+    rewrite,
+    tensors_in,
+    write_head,
+)
 from tests.mutants import assert_caught
 
 NO_EMBEDDING = torch.zeros(VOCAB, HIDDEN)
@@ -32,6 +40,7 @@ def test_both_dialects_are_one_head(tmp_path: Path) -> None:
     names = ("hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size")
     assert [getattr(plain.config, one) for one in names] == [HIDDEN, 2, 8, 1e-5, NUM_IDS]
     assert plain.config.rope_parameters == other.config.rope_parameters
+    assert plain.config.rope_parameters["rope_theta"] == THETA
 
 
 def test_ids_are_offsets_from_the_heads_own(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.export.heads.heads_models import HIDDEN, VOCAB, write_head
+from tests.export.heads.heads_models import HIDDEN, VOCAB, rewrite, write_head
 from tests.mutants import assert_caught
 
 NUM_TOKENS = 9
@@ -86,6 +86,20 @@ def test_a_head_answers_as_it_is_described(form: str, tmp_path: Path) -> None:
     for found, wanted in zip(
         answers(head, *given(head)), expected(head, *given(head)), strict=True
     ):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stretched_rotary_embedding_is_read(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    plain = open_head(write_head(tmp_path / "head"))
+    wanted = expected(plain, *given(plain))[1]
+    head = open_head(rewrite(tmp_path / "head", rope_scaling=scaling))
+    found = answers(head, *given(head))[1]
+    torch.testing.assert_close(found, expected(head, *given(head))[1], rtol=1e-4, atol=1e-4)
+    with pytest.raises(AssertionError, match="not close"):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -152,6 +166,9 @@ MUTANTS = {
     ),
     "an embedding that is not normed": (
         modules, "layer.input_layernorm(self.embed_tokens(input_ids))", "self.embed_tokens(input_ids)", "",
+    ),
+    "another base of angles": (
+        modules, "LlamaRotaryEmbedding(config)", "LlamaRotaryEmbedding(type(config)(head_dim=config.head_dim))", "",
     ),
     "the feature first": (modules, "[embedded, normed]", "[normed, embedded]", ""),
     "logits left in the head's own order": (
