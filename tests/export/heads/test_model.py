@@ -11,10 +11,12 @@ from outrider.engines.base import BundleError
 from outrider.export.graph.tracing import taps
 from outrider.export.graph.tracing.taps import Taps
 from outrider.export.heads import model as modules
+from outrider.export.heads import part as parts
 from outrider.export.heads.checkpoint import HeadCheckpoint, open_head
 from outrider.export.heads.model import NEVER, Inlet, build
-from outrider.export.heads.part import HeadPart, target_features
+from outrider.export.heads.part import HeadPart, export_part, target_features
 from outrider.export.heads.reference import features_of, head_answers
+from outrider.export.progress import Progress
 from torch import Tensor
 from transformers import (
     Gemma3ForCausalLM,
@@ -137,6 +139,23 @@ def tapped_as_transformers_says(kind: str, folder: Path) -> None:
         found = seen.features()[0]
     torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-4, atol=1e-4)
     assert not any(one._forward_pre_hooks for one in model.modules())
+
+
+@pytest.mark.parametrize(("asked", "kind"), [("w8a8", "int8"), ("half", "float16")])
+def test_weights_that_are_taken_in_place_of_others_are_told(
+    asked: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "export_head",
+        "compare_head",
+        "_stored",
+    ):  # seconds, and tested with whole bundles
+        monkeypatch.setattr(parts, name, lambda *given, **named: {})
+    told: list[str] = []
+    head = as_part(open_head(write_head(tmp_path / "head")), (0, 1, 1))
+    entry, _ = export_part(head, tmp_path / "bundle", asked, 128, Progress(told.append))
+    assert entry.weights == kind
+    assert f"draft: weights {asked} are not made of a head; {kind} are" in told
 
 
 @pytest.mark.parametrize("kind", TARGETS)
