@@ -15,8 +15,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, Pretraine
 _CONFIG_FILE = "config.json"
 _GENERATION_FILE = "generation_config.json"
 _INDEX_FILE = "model.safetensors.index.json"
-# What configurations raise at fields that they do not like.
-_WRONG_FIELDS = (AttributeError, KeyError, OSError, StrictDataclassError, TypeError, ValueError)
+WRONG_FIELDS = (
+    ArithmeticError, AttributeError, KeyError, OSError, StrictDataclassError, TypeError, ValueError,
+)  # fmt: skip
+"""What configurations raise at fields that they do not like."""
 
 
 def read_config(path: Path) -> PretrainedConfig:
@@ -38,7 +40,7 @@ def read_config(path: Path) -> PretrainedConfig:
         raise BundleError(f"{name}: Transformers {version} knows no model_type {kind!r}{own}")
     try:
         return AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    except _WRONG_FIELDS as error:
+    except WRONG_FIELDS as error:
         what = " ".join(str(error).split())
         raise BundleError(f"{name}: no readable {_CONFIG_FILE}: {what}") from error
 
@@ -54,7 +56,7 @@ def read_generation_config(path: Path) -> GenerationConfig | None:
     fields = _read_object(path, _GENERATION_FILE)
     try:
         return GenerationConfig.from_dict(fields)
-    except _WRONG_FIELDS as error:
+    except WRONG_FIELDS as error:
         what = " ".join(str(error).split())
         raise BundleError(f"{path.name}: no readable {_GENERATION_FILE}: {what}") from error
 

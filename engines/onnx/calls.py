@@ -80,8 +80,11 @@ class PaddedCall:
         for padding in range(at, (row + 1) * self.num_tokens):
             tokens[padding] = token
         self.start[row] = span.start
-        if self.features is not None and span.features is not None:
-            self.features[row, : len(span.tokens)] = span.features
+        if self.features is not None:
+            # All calls write here: what is left of another text, a NaN too, would reach this one's caches.
+            self.features[row, len(span.tokens) :] = 0
+            if span.features is not None:
+                self.features[row, : len(span.tokens)] = span.features
         if self.tree is not None:
             self.tree.fill_row(row, span, self.last_position)
         first, last = len(span.tokens) - span.num_logits, max(0, len(span.tokens) - 1)
@@ -96,7 +99,7 @@ Columns = tuple[int, int]
 
 
 class OnnxCalls:
-    """Calls over the caches of texts and sources, and the one buffer of logits that they share."""
+    """Calls over the caches of texts and sources, and the buffers of logits and features that they share."""
 
     def __init__(
         self,
@@ -117,6 +120,8 @@ class OnnxCalls:
         self._calls: dict[tuple[int, bool, PackedShape], Call] = {}
         self._calls_of_states: dict[tuple[int, Columns, PackedShape], PaddedCall] = {}
         self._logits = zeros((MIN_SPAN, limits.vocab_size))
+        # What a head reads and what it recycles, by token; of any other model nothing.
+        self._features = zeros((2, 0, limits.reads_features))
         self._memory = None if packed is None else PackedMemory(packed, limits, least_rows=1)
 
     def pad_single_rows(self) -> None:
@@ -179,7 +184,7 @@ class OnnxCalls:
         trees: TreeGraphs | None,
         columns: Columns | None = None,
     ) -> PaddedCall:
-        self._reserve_logits(sizes)
+        self._reserve(sizes)
         session = self._session if trees is None else trees.session
         num_rows, num_tokens, num_wanted, _, _ = sizes
         inputs = {
@@ -191,7 +196,10 @@ class OnnxCalls:
         arrays: dict[str, IntArray | FloatArray] = dict(inputs)
         features = recycled = None
         if self._limits.reads_features:
-            features, recycled = zeros((2, num_rows, num_tokens, self._limits.reads_features))
+            features, recycled = (
+                one[: num_rows * num_tokens].reshape(num_rows, num_tokens, -1)
+                for one in self._features
+            )
             arrays[FEATURES] = features
         binding = self._bind(session, slot, num_rows, arrays, logits)
         if recycled is not None:
@@ -233,9 +241,13 @@ class OnnxCalls:
         binding.bind_output(LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return binding
 
-    def _reserve_logits(self, sizes: PackedShape) -> None:
-        """Make the buffer of logits large enough for a call that packs no rows."""
+    def _reserve(self, sizes: PackedShape) -> None:
+        """Make the buffers of logits and features large enough for a call that packs no rows."""
         num_logits = sizes.num_rows * sizes.num_wanted
         if num_logits > len(self._logits):
             self.clear()
             self._logits = zeros((num_logits, self._limits.vocab_size))
+        num_tokens = sizes.num_rows * sizes.num_tokens
+        if self._limits.reads_features and num_tokens > self._features.shape[1]:
+            self.clear()
+            self._features = zeros((2, num_tokens, self._limits.reads_features))

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from outrider.engines.base import BundleError
+from outrider.export.folder import WRONG_FIELDS
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 _CONFIG_FILE, _TORCH_FILE = "config.json", "pytorch_model.bin"
 _ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
@@ -32,6 +34,33 @@ _LAYERS = {"midlayer.": "layer.", "layers.0.": "layer."}
 _FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _MAPS = ("d2t", "t2d")
 LAYER, EMBEDDING, PROJECTION = "layer.", "embed_tokens.weight", "fc.weight"
+_LOGITS = "lm_head.weight"
+_TAPS = "eagle_aux_hidden_state_layer_ids"
+_OBJECTS = ("eagle_config", "transformer_layer_config")
+_SIZES = (
+    "target_hidden_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+)  # fmt: skip
+
+
+def _is_whole(value: object, least: int = 0) -> bool:
+    return type(value) is int and value >= least
+
+
+_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(_OBJECTS, ("an object", lambda value: isinstance(value, dict))),
+    **dict.fromkeys(
+        (*_FLAGS, "use_aux_hidden_state"),
+        ("true or false", lambda value: isinstance(value, bool)),
+    ),
+    **dict.fromkeys(_SIZES, ("a whole number above 0", lambda value: _is_whole(value, 1))),
+    _TAPS: (
+        "a list of whole numbers from 0 on",
+        lambda value: isinstance(value, list) and all(map(_is_whole, value)),
+    ),
+    "num_hidden_layers": ("1", lambda value: _is_whole(value) and value == 1),
+    "hidden_act": ("silu", lambda value: value == "silu"),
+}
+"""What fields must be, wherever they stand; null is as if they were absent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +121,8 @@ def is_head(path: Path) -> bool:
         BundleError: it holds a head of another kind, which is named.
     """
     fields = _fields(path)
-    names = {str(one) for one in fields.get("architectures") or ()}
+    named = fields.get("architectures")
+    names = set(map(str, named)) if isinstance(named, list) else set()
     kind = fields.get("speculators_model_type")
     if other := _other_kind(fields, names, kind):
         raise BundleError(
@@ -119,33 +149,34 @@ def open_head(path: Path) -> HeadCheckpoint:
     Raises:
         BundleError: it is of a form that is not read, or broken; says which.
     """
-    fields = _fields(path)
-    eagle = fields.get("eagle_config") or {}
+    fields = _checked(path.name, _fields(path))
+    eagle, layer = (_checked(path.name, fields.get(one) or {}) for one in _OBJECTS)
     if eagle.get("use_aux_hidden_state") is False:
         raise BundleError(
             f"{path.name}: eagle_config.use_aux_hidden_state is false: it reads the target's last state alone, which "
             "no target is exported to give"
         )
     told: dict[str, Any] = {**eagle, **fields}
-    layer = fields.get("transformer_layer_config") or fields
-    kind = layer.get("model_type", "llama")
+    layer = layer or fields
+    kind = str(layer.get("model_type", "llama"))
     if kind not in _LAYER_CONFIGS:
         raise BundleError(f"{path.name}: a layer of {kind}; {', '.join(_LAYER_CONFIGS)} are read")
     tensors = {_renamed(name): value for name, value in _weights(path).items()}
     maps = {name: tensors.pop(name) for name in _MAPS if name in tensors}
-    for name in (PROJECTION, "lm_head.weight"):
+    for name in (PROJECTION, _LOGITS):
         if name not in tensors:
             raise BundleError(f"{path.name}: {name} is in none of the files")
-    hidden_size, num_ids = tensors[PROJECTION].shape[0], tensors["lm_head.weight"].shape[0]
-    config = _LAYER_CONFIGS[kind].from_dict(
-        {**layer, "vocab_size": num_ids, "num_hidden_layers": 1, "tie_word_embeddings": False}
-    )
+    for name in tensors.keys() & {PROJECTION, _LOGITS, EMBEDDING}:
+        if tensors[name].dim() != 2:
+            raise BundleError(f"{path.name}: {name} is {list(tensors[name].shape)}, not a matrix")
+    hidden_size, num_ids = tensors[PROJECTION].shape[0], tensors[_LOGITS].shape[0]
+    config = _layer_config(path.name, kind, {**layer, "vocab_size": num_ids})
     if config.hidden_size != hidden_size:
         raise BundleError(
             f"{path.name}: {PROJECTION} answers {hidden_size} numbers, hidden_size is {config.hidden_size}"
         )
-    taps = told.get("eagle_aux_hidden_state_layer_ids")
-    target_size = int(told.get("target_hidden_size") or hidden_size)
+    taps = told.get(_TAPS)
+    target_size = told.get("target_hidden_size", hidden_size)
     if tensors[PROJECTION].shape[1] % target_size:
         raise BundleError(
             f"{path.name}: {PROJECTION} reads {tensors[PROJECTION].shape[1]} numbers, no multiple of the "
@@ -154,12 +185,45 @@ def open_head(path: Path) -> HeadCheckpoint:
     return HeadCheckpoint(
         name=path.name,
         config=config,
-        taps=None if not taps else tuple(int(one) for one in taps),
+        taps=tuple(taps) if taps else None,
         target_hidden_size=target_size,
         tensors={name: value.float() for name, value in tensors.items()},
         target_ids=_target_ids(path.name, maps, num_ids),
-        **{flag: bool(told.get(flag, False)) for flag in _FLAGS},
+        **{flag: told.get(flag, False) for flag in _FLAGS},
     )
+
+
+def _checked(name: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return fields of a configuration without those that are null.
+
+    Raises:
+        BundleError: one breaks its rule.
+    """
+    told = {field: value for field, value in fields.items() if value is not None}
+    for field in _RULES.keys() & told.keys():
+        rule, is_kept = _RULES[field]
+        if not is_kept(told[field]):
+            raise BundleError(
+                f"{name}: {_CONFIG_FILE}: {field} must be {rule}, not {told[field]!r}"
+            )
+    return told
+
+
+def _layer_config(name: str, kind: str, fields: Mapping[str, Any]) -> PretrainedConfig:
+    """Return the configuration of the layer.
+
+    Raises:
+        BundleError: Transformers makes none of these fields, or no rotary embedding of it.
+    """
+    try:
+        config = _LAYER_CONFIGS[kind].from_dict(
+            {**fields, "num_hidden_layers": 1, "tie_word_embeddings": False}
+        )
+        LlamaRotaryEmbedding(config)
+    except WRONG_FIELDS as error:
+        what = " ".join(str(error).split())
+        raise BundleError(f"{name}: no readable {_CONFIG_FILE}: {what}") from error
+    return config
 
 
 def _target_ids(name: str, maps: Mapping[str, Tensor], num_ids: int) -> Tensor | None:

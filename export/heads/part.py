@@ -101,6 +101,8 @@ def export_part(
     path, kind = root / "draft" / names.MODEL_FILE, _kind_of(weights)
     model_config = read_model_config(head.own.config)
     progress.tell(f"draft: a head that reads what enters layers {list(head.taps)} of the target")
+    if weights not in (None, kind):
+        progress.tell(f"draft: weights {weights} are not made of a head; {kind} are")
     export_head(head.own, path, head.size, num_positions)
     certificate = compare_head(head, path, most=MOST_APART)
     if kind != FLOAT32:

@@ -1,6 +1,7 @@
 """A head's answers by plain products, written from its description: what its graph is compared with.
 
-Slow and clear; it has no cache, and shares no code with what is traced but the angles of the rotary embedding.
+Slow and clear; it has no cache, and shares no code with what is traced but the speeds of rotary embeddings that are
+stretched (``rope_type``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import torch
 from outrider.export.heads.checkpoint import HeadCheckpoint
 from torch import Tensor
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
 def head_answers(
@@ -62,7 +64,7 @@ def _attention(head: HeadCheckpoint, pairs: Tensor) -> Tensor:
     held, config = head.tensors, head.config
     size = config.head_dim or config.hidden_size // config.num_attention_heads
     places = torch.arange(len(pairs))
-    cos, sin = LlamaRotaryEmbedding(config)(pairs, places[None])
+    cos, sin = _turns(config, size, places)
 
     def heads(name: str) -> Tensor:
         values = pairs @ held[f"layer.self_attn.{name}_proj.weight"].T
@@ -86,6 +88,16 @@ def _attention(head: HeadCheckpoint, pairs: Tensor) -> Tensor:
     answers = (scores.softmax(-1) @ values).transpose(0, 1).reshape(len(pairs), -1)
     added: Tensor = answers @ held["layer.self_attn.o_proj.weight"].T
     return added + _bias(held, "layer.self_attn.o_proj.bias")
+
+
+def _turns(config: PretrainedConfig, size: int, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [n, size] of the angles by which places [n] turn each half of a query or key."""
+    rope = config.rope_parameters
+    speeds, scale = rope["rope_theta"] ** (-torch.arange(0, size, 2) / size), 1.0
+    if rope["rope_type"] != "default":
+        speeds, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
+    angles = (places[:, None] * speeds).repeat(1, 2)
+    return scale * angles.cos(), scale * angles.sin()
 
 
 def _bias(held: Mapping[str, Tensor], name: str) -> Tensor | float:

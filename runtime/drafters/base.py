@@ -81,6 +81,8 @@ class DraftRow:
         constraint: what constrains the answer; None for nothing. Point masses that do not fit are cut off a chain, so
             only who draws from probabilities should mask them (``Constraint.begin`` and ``follow``).
         group: rows of the same group have prompt and source in common; empty for a row alone.
+        num_pending: last committed tokens that the constraint forced; the target has not read them yet, nor computed
+            anything of the one before them.
     """
 
     sampling: SamplingRow
@@ -97,6 +99,7 @@ class DraftRow:
     source: tuple[int, ...] = ()
     constraint: Constraint | None = None
     group: str = ""
+    num_pending: int = 0
 
     @property
     def quoted(self) -> IntArray:

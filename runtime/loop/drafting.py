@@ -238,6 +238,7 @@ def draft_rows(
                 is_adaptive=is_adaptive,
                 constraint=request.constraint,
                 group=request.group.name,
+                num_pending=request.sequence.num_pending,
             )
         )
     return rows

@@ -100,9 +100,10 @@ class ModelDrafter:
         else:
             tokens = self._draft_in_lockstep(live, ready.gammas, computed)
         if self._limits.reads_features:
-            # Behind the committed tokens it read its own answers, in place of features that the target has by then.
+            # Behind what the target has judged it read its own answers, or nothing, in place of features that there
+            # will be by then.
             computed = [
-                min(count, len(row.sampling.history))
+                min(count, len(row.sampling.history) - row.num_pending)
                 for count, row in zip(computed, live, strict=True)
             ]
         num_calls = None if unknown is None else 1

@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+# Not what configurations have that name none.
+THETA = 500000.0
 VOCAB, NUM_IDS, HIDDEN, MLP, HEAD_SIZE = 50, 20, 32, 48, 8
 PREFIXES = {"plain": "midlayer.", "speculators": "layers.0."}
 
@@ -70,7 +72,7 @@ def write_head(
     sizes: dict[str, Any] = {
         "model_type": layer, "hidden_size": hidden, "intermediate_size": MLP, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": HEAD_SIZE, "num_hidden_layers": 1, "vocab_size": vocab,
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": THETA,
     }  # fmt: skip
     told: dict[str, Any] = {"draft_vocab_size": num_ids, **dict.fromkeys(flags, True)}
     if target_hidden != hidden:

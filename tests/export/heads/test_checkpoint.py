@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from outrider.export.heads import checkpoint
 from outrider.export.heads.checkpoint import is_head, open_head
 from outrider.export.heads.model import build
 
-from tests.export.heads.heads_models import HIDDEN, NUM_IDS, VOCAB, rewrite, tensors_in, write_head
+from tests.export.heads.heads_models import (
+    HIDDEN,
+    NUM_IDS,
+    THETA,
+    VOCAB,
+    rewrite,
+    tensors_in,
+    write_head,
+)
 from tests.mutants import assert_caught
 
 NO_EMBEDDING = torch.zeros(VOCAB, HIDDEN)
@@ -31,6 +40,7 @@ def test_both_dialects_are_one_head(tmp_path: Path) -> None:
     names = ("hidden_size", "num_key_value_heads", "head_dim", "rms_norm_eps", "vocab_size")
     assert [getattr(plain.config, one) for one in names] == [HIDDEN, 2, 8, 1e-5, NUM_IDS]
     assert plain.config.rope_parameters == other.config.rope_parameters
+    assert plain.config.rope_parameters["rope_theta"] == THETA
 
 
 def test_ids_are_offsets_from_the_heads_own(tmp_path: Path) -> None:
@@ -105,6 +115,66 @@ def test_forms_that_are_not_read_are_refused(
 ) -> None:
     with pytest.raises(BundleError, match=f"head: .*{reason}"):
         open_head(rewrite(write_head(tmp_path / "head"), **fields))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("eagle_config", [1], "must be an object"),
+        ("transformer_layer_config", "llama", "must be an object"),
+        ("eagle_aux_hidden_state_layer_ids", 2, "must be a list of whole numbers from 0 on"),
+        ("eagle_aux_hidden_state_layer_ids", [0, -1, 2], "must be a list of whole"),
+        ("eagle_aux_hidden_state_layer_ids", [0, 1.5, 2], "must be a list of whole"),
+        ("eagle_aux_hidden_state_layer_ids", ["0"], "must be a list of whole"),
+        ("norm_before_residual", "false", "must be true or false, not 'false'"),
+        ("norm_output", 1, "must be true or false"),
+        ("target_hidden_size", 0, "must be a whole number above 0"),
+        ("target_hidden_size", "32", "must be a whole number above 0"),
+        ("num_attention_heads", 0, "must be a whole number above 0"),
+        ("hidden_size", True, "must be a whole number above 0"),
+        ("num_hidden_layers", 2, "must be 1, not 2"),
+        ("hidden_act", "gelu", "must be silu, not 'gelu'"),
+        ("rms_norm_eps", "small", "expected float"),
+        ("rope_theta", "far", ""),
+        ("rope_scaling", {"rope_type": "yarn"}, "factor"),
+        ("rope_scaling", {"rope_type": "none of them"}, "none of them"),
+        ("model_type", ["llama"], r"a layer of \['llama'\]"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`rope")
+def test_fields_that_break_their_rule_are_named(
+    field: str, value: object, reason: str, tmp_path: Path
+) -> None:
+    """Trap: a flag of "false" is true."""
+    path = rewrite(write_head(tmp_path / "head"), **{field: value})
+    is_seen_by_transformers = field.startswith("ro") or field == "rms_norm_eps"
+    where = "no readable config.json" if is_seen_by_transformers else f"config.json: {field}"
+    where = "" if field == "model_type" else where
+    with pytest.raises(BundleError, match=f"head: {where}.*{reason}"):
+        open_head(path)
+
+
+def test_fields_of_null_are_as_absent_ones(tmp_path: Path) -> None:
+    path = write_head(tmp_path / "head")
+    fields = json.loads((path / "config.json").read_text("utf-8"))
+    absent = dict.fromkeys(("target_hidden_size", "eagle_config", "norm_output", "hidden_act"))
+    (path / "config.json").write_text(json.dumps(fields | absent), "utf-8")
+    head = open_head(path)
+    assert (head.target_hidden_size, head.norm_output) == (HIDDEN, False)
+    assert head.config.hidden_act == "silu"
+
+
+def test_what_names_no_architectures_is_no_head(tmp_path: Path) -> None:
+    path = rewrite(write_head(tmp_path / "head"), architectures=3, draft_vocab_size=None)
+    assert not is_head(path)
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "lm_head.weight", "embed_tokens.weight"])
+def test_matrices_of_other_axes_are_refused(name: str, tmp_path: Path) -> None:
+    path = write_head(tmp_path / "head")
+    stored = tensors_in(path)
+    with pytest.raises(BundleError, match=rf"head: {name} is \[\d+\], not a matrix"):
+        open_head(rewrite(path, stored | {name: stored[name].flatten()}))
 
 
 def test_maps_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -11,10 +11,12 @@ from outrider.engines.base import BundleError
 from outrider.export.graph.tracing import taps
 from outrider.export.graph.tracing.taps import Taps
 from outrider.export.heads import model as modules
+from outrider.export.heads import part as parts
 from outrider.export.heads.checkpoint import HeadCheckpoint, open_head
 from outrider.export.heads.model import NEVER, Inlet, build
-from outrider.export.heads.part import HeadPart, target_features
+from outrider.export.heads.part import HeadPart, export_part, target_features
 from outrider.export.heads.reference import features_of, head_answers
+from outrider.export.progress import Progress
 from torch import Tensor
 from transformers import (
     Gemma3ForCausalLM,
@@ -28,7 +30,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from tests.export.heads.heads_models import HIDDEN, VOCAB, write_head
+from tests.export.heads.heads_models import HIDDEN, VOCAB, rewrite, write_head
 from tests.mutants import assert_caught
 
 NUM_TOKENS = 9
@@ -89,6 +91,20 @@ def test_a_head_answers_as_it_is_described(form: str, tmp_path: Path) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_a_stretched_rotary_embedding_is_read(tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }  # fmt: skip
+    plain = open_head(write_head(tmp_path / "head"))
+    wanted = expected(plain, *given(plain))[1]
+    head = open_head(rewrite(tmp_path / "head", rope_scaling=scaling))
+    found = answers(head, *given(head))[1]
+    torch.testing.assert_close(found, expected(head, *given(head))[1], rtol=1e-4, atol=1e-4)
+    with pytest.raises(AssertionError, match="not close"):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("flag", ["norm_before_residual", "norm_output"])
 def test_a_flag_that_is_overlooked_changes_the_answer(flag: str, tmp_path: Path) -> None:
     """Trap: nothing else tells: the tensors of a head are the same with these flags and without."""
@@ -125,6 +141,23 @@ def tapped_as_transformers_says(kind: str, folder: Path) -> None:
     assert not any(one._forward_pre_hooks for one in model.modules())
 
 
+@pytest.mark.parametrize(("asked", "kind"), [("w8a8", "int8"), ("half", "float16")])
+def test_weights_that_are_taken_in_place_of_others_are_told(
+    asked: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "export_head",
+        "compare_head",
+        "_stored",
+    ):  # seconds, and tested with whole bundles
+        monkeypatch.setattr(parts, name, lambda *given, **named: {})
+    told: list[str] = []
+    head = as_part(open_head(write_head(tmp_path / "head")), (0, 1, 1))
+    entry, _ = export_part(head, tmp_path / "bundle", asked, 128, Progress(told.append))
+    assert entry.weights == kind
+    assert f"draft: weights {asked} are not made of a head; {kind} are" in told
+
+
 @pytest.mark.parametrize("kind", TARGETS)
 def test_features_are_of_what_enters_the_named_layers(kind: str, tmp_path: Path) -> None:
     tapped_as_transformers_says(kind, tmp_path)
@@ -152,6 +185,9 @@ MUTANTS = {
     ),
     "an embedding that is not normed": (
         modules, "layer.input_layernorm(self.embed_tokens(input_ids))", "self.embed_tokens(input_ids)", "",
+    ),
+    "another base of angles": (
+        modules, "LlamaRotaryEmbedding(config)", "LlamaRotaryEmbedding(type(config)(head_dim=config.head_dim))", "",
     ),
     "the feature first": (modules, "[embedded, normed]", "[normed, embedded]", ""),
     "logits left in the head's own order": (

@@ -13,6 +13,8 @@ from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import Manifest
 from outrider.engines.bundle.manifest_rules import check_manifest
 from outrider.engines.heads import HeadEngine
+from outrider.engines.onnx import calls
+from outrider.engines.onnx.calls import PaddedCall
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine, open_pair
 from outrider.engines.pair import Pair
@@ -25,6 +27,7 @@ from outrider.runtime.verify.command import verify
 from scripts.check_parity import random_model
 from tests.conftest import VOCAB_SIZE, write_tokenizer
 from tests.export.heads.heads_models import HIDDEN, write_head
+from tests.mutants import assert_caught
 from tests.runtime.markov import Harness
 
 TAPS = (0, 1, 1)
@@ -256,3 +259,65 @@ def test_features_of_another_layer_are_found_out(
     other = target_features(replace(part, taps=(1, 1, 1)), model, text)
     with pytest.raises(BundleError, match=r"target/model\.onnx: features differ by"):
         check_features(path, checkpoint.model_config, other)
+
+
+def test_nothing_of_an_ended_texts_features_reaches_another(pair: Pair) -> None:
+    """Trap: padding of a short row is what the call before left there, and 0 times NaN is NaN."""
+    assert isinstance(pair.draft, HeadEngine)
+    graph = pair.draft.engine
+    ones = np.ones((8, HIDDEN), np.float32)
+
+    def text(slot: int, length: int, value: float = 1.0) -> Span:
+        return replace(feed(slot, 0, *TEXT[:length]), num_logits=1, features=ones[:length] * value)
+
+    graph.trim([])
+    wanted = graph.extend([text(0, 2), text(1, 8)]).copy()
+    graph.trim([])
+    graph.extend([text(2, 8, np.nan), text(3, 8, np.nan)])
+    graph.trim([])
+    assert np.array_equal(graph.extend([text(0, 2), text(1, 8)]), wanted)
+
+
+def test_calls_of_a_head_share_one_buffer(pair: Pair) -> None:
+    assert isinstance(pair.draft, HeadEngine)
+    graph = pair.draft.engine
+    assert isinstance(graph, OnnxEngine)
+    for length in range(2, 12):
+        graph.extend([replace(feed(0, 0, *TEXT[:length]), num_logits=1)])
+    kept = [call for call in graph._calls._calls.values() if isinstance(call, PaddedCall)]
+    memory = graph._calls._features
+    assert kept
+    assert memory.shape[1] < 4 * 16
+    for call in kept:
+        assert call.features is not None
+        assert call.recycled is not None
+        assert np.shares_memory(call.features, memory)
+        assert np.shares_memory(call.recycled, memory)
+
+
+MUTANTS = {
+    "padding keeps what was there": (
+        "            self.features[row, len(span.tokens) :] = 0\n",
+        "",
+        test_nothing_of_an_ended_texts_features_reaches_another,
+    ),
+    "calls own their features": (
+        "            features, recycled = (\n                one[",
+        "            features, recycled = (\n                one.copy()[",
+        test_calls_of_a_head_share_one_buffer,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_is_caught(name: str, monkeypatch: pytest.MonkeyPatch, bundle: Bundle) -> None:
+    old, new, killer = MUTANTS[name]
+
+    def caught() -> None:
+        opened = open_pair(bundle, max_batch=4)
+        try:
+            killer(opened)
+        finally:
+            opened.close()
+
+    assert_caught(monkeypatch, calls, old, new, caught)

@@ -26,6 +26,8 @@ from tests.engines.sampling.chosen_noise import law_of
 from tests.mutants import assert_caught
 from tests.runtime.drafters.model.test_model import VOCAB_SIZE, row, sampler
 from tests.runtime.drafters.test_laws import MAX_ERROR, Trailing
+from tests.runtime.grammar.letters import regex
+from tests.runtime.grammar.test_answers import ENDED, GRAMMARS, PROMPT, forms_harness
 from tests.runtime.markov import PAIRS, Harness, LetterDecoder, limits, spec
 from tests.runtime.oracle.laws import distance
 
@@ -60,6 +62,10 @@ class Graph(ScriptedEngine):
                 pair = (one.tokens[-1], self._features[one.slot][-1])
                 found[index, 0] = self._by_pair(*pair)
         return found
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        super().move_slot(source, destination, length)
+        self._features[destination] = self._features.get(source, [])[:length]
 
     def recycled(self, slot: int) -> FloatArray:
         return np.array([RECYCLED], np.float32)
@@ -170,6 +176,29 @@ def test_rows_go_on_plainly_where_a_head_fails() -> None:
     assert harness.finished("drafted").report.off_reason is not None
 
 
+def test_what_a_constraint_forced_is_fed_again_with_its_features() -> None:
+    """Trap: the target has not read forced tokens when the head does; what it kept of them would be of no features."""
+    vocab_size, target_logits, draft_logits = PAIRS["F6"]
+    bounds = limits(vocab_size)
+    target = Featured(target_logits, bounds)
+    graph = Graph(lambda token, feature: draft_logits((token,)), bounds)
+    harness = forms_harness(target=target, draft=HeadEngine(graph, target))
+    for number, text in enumerate(GRAMMARS):
+        options = {"gamma": 1 + number, "params": ENDED, "max_tokens": 30}
+        harness.submit(text, PROMPT, grammar=regex(text), **options)
+    num_kept = 0
+    while harness.worker.run_step():
+        for slot, request in enumerate(harness.live):
+            count = max(request.cache.draft_computed - 1, 0)
+            found = graph._features.get(slot, [])[:count]
+            assert found == request.sequence.history[:count].tolist()
+            num_kept += count
+    reports = [harness.finished(text).report for text in GRAMMARS]
+    assert sum(report.num_forced for report in reports) > 5
+    assert sum(report.num_drafted for report in reports) > 5
+    assert num_kept > 100
+
+
 TABLE = np.array([[0.3, 0.7], [0.8, 0.2]])
 # By the token and whether the target had the feature before it: 0, 1, or recycled.
 ROWS = np.array([[[0.6, 0.4], [0.5, 0.5], [0.1, 0.9]], [[0.45, 0.55], [0.7, 0.3], [0.25, 0.75]]])
@@ -236,6 +265,11 @@ MUTANTS = {
         "        if self._limits.reads_features:",
         "        if not self._limits:",
         test_drafted_tokens_are_fed_again_with_the_targets_features,
+    ),
+    "what was forced stays": (
+        " - row.num_pending",
+        "",
+        test_what_a_constraint_forced_is_fed_again_with_its_features,
     ),
     "rows lag behind their own drafts": (
         " or draft.limits.reads_features > 0",
