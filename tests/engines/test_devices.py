@@ -1,10 +1,11 @@
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.devices import Choice, Device, choose, parse_device
+from outrider.engines.devices import Choice, Device, choose, parse_device, threads_of
 from outrider.engines.opening import choose_device, open_engine
 
 
@@ -71,3 +72,42 @@ def test_auto_serves_a_bundle_without_plans_from_what_there_is(tiny_bundle: Path
     assert choice.device.kind in ("cpu", "cuda")
     assert "tensorrt" in choice.reason
     assert open_engine(bundle, "target", device="auto").limits.vocab_size == 512
+
+
+def machine(root: Path, siblings: list[str], quota: str | None) -> Path:
+    """Files of a machine whose processor n shares a core with ``siblings[n]``."""
+    for number, text in enumerate(siblings):
+        folder = root / "devices" / "system" / "cpu" / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    if quota is not None:
+        (root / "fs" / "cgroup").mkdir(parents=True)
+        (root / "fs" / "cgroup" / "cpu.max").write_text(f"{quota}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("siblings", "quota", "allowed", "threads"),
+    [
+        (["0", "1", "2", "3"], None, {0, 1, 2, 3}, 4),
+        (["0-1", "0-1", "2-3", "2-3"], "max 100000", {0, 1, 2, 3}, 2),
+        (["0,2", "1,3", "0,2", "1,3"], None, {0, 2, 3}, 2),
+        (["0", "1", "2", "3"], "250000 100000", {0, 1, 2, 3}, 2),
+        (["0", "1", "2", "3"], "50000 100000", {0, 1, 2, 3}, 1),
+        (["0", "1", "2", "3"], "800000 100000", {0, 1, 2}, 3),
+        (["0", "1"], "nonsense", {0, 1}, 2),
+        ([], None, {0, 1, 5}, 3),
+    ],
+)
+def test_a_core_has_one_thread(
+    siblings: list[str],
+    quota: str | None,
+    allowed: set[int],
+    threads: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    system = machine(tmp_path, siblings, quota)
+    assert threads_of(0, system) == threads
+    assert threads_of(7, system) == 7

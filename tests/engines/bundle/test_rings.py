@@ -14,7 +14,7 @@ from outrider.engines.memory.room import fit_memory
 from outrider.engines.memory.sizes import size_words
 from outrider.engines.opening import open_engine
 
-from tests.engines.handmade_rings import (
+from tests.engines.onnx.handmade_rings import (
     LEAST_COLUMNS,
     MAX_EXTEND,
     MAX_OPEN,

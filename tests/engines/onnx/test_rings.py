@@ -18,7 +18,7 @@ from outrider.export.graph import rings as ring_graphs
 from tests import mutants
 from tests.engines.contract import EngineContract, MakeEngine, make_tokens
 from tests.engines.handmade import MAX_CONTEXT
-from tests.engines.handmade_rings import (
+from tests.engines.onnx.handmade_rings import (
     LEAST_COLUMNS,
     MAX_EXTEND,
     MAX_OPEN,

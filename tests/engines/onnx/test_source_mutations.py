@@ -49,7 +49,6 @@ KILLERS: dict[str, Callable[[Make], object]] = {
     "whole": lambda make: source_tests.test_every_token_of_a_source_is_attended_to(make()),
     "fits": lambda make: source_tests.test_a_source_that_fills_its_room_fits(make()),
     "beside": lambda make: source_tests.test_a_free_slot_beside_a_row_asks_for_no_room(make()),
-    "emptied": lambda make: source_tests.test_a_cache_that_was_emptied_grows_again(make()),
     "no memory": lambda make: (
         source_tests.test_without_memory_for_fewer_texts_a_free_slot_s_source_is_gone(make())
     ),
@@ -151,12 +150,6 @@ MUTANTS = {
         "self._lengths[:] = self._cache.lengths",
         "pass",
         "beside",
-    ),
-    "writes of a cache that was emptied": (
-        kv_cache,
-        "self._move_to(self._capacities[0], self.lengths)\n        self._written = list(self.lengths)",
-        "self._move_to(self._capacities[0], self.lengths)",
-        "emptied",
     ),
     "source of a free slot kept where texts have no memory": (
         onnx_engine,

@@ -23,14 +23,14 @@ from outrider.runtime.loop import verification
 from outrider.runtime.loop.beams import cache as beam_cache
 
 from tests.engines.handmade import write_bundle
-from tests.engines.handmade_rings import (
+from tests.engines.handmade_states import states_entry, write_states_bundle
+from tests.engines.onnx.handmade_rings import (
     LEAST_COLUMNS,
     MAX_EXTEND,
     MAX_OPEN,
     WINDOW,
     write_rings_bundle,
 )
-from tests.engines.handmade_states import states_entry, write_states_bundle
 from tests.mutants import put_in
 from tests.runtime.grammar.letters import regex, tokenizer
 from tests.runtime.markov import MAX_GAMMA, Harness

@@ -16,8 +16,8 @@ from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.prefix_cache.tree import TOKEN_BYTES, PrefixTree
 from outrider.runtime.serving.factory import _with_prefix_cache
 
-from tests.engines.handmade_rings import WINDOW, write_rings_bundle
 from tests.engines.handmade_states import states_entry, write_states_bundle
+from tests.engines.onnx.handmade_rings import WINDOW, write_rings_bundle
 from tests.runtime.markov import MAX_GAMMA, Harness
 
 CHUNK = 16
