@@ -20,7 +20,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         ("max_running", 0),
         ("prefill_chunk", 0),
         ("max_unsent_chunks", 0),
-        ("num_threads", 0),
+        ("num_threads", -1),
         ("max_queued", -1),
         ("max_connections", 0),
         ("max_queued_tokens", -1),
