@@ -35,9 +35,7 @@ WARM_SHARE = 0.2  # of the time, for one call of every shape; larger batches are
 TREE_SHARE = 0.2  # of the time, after which passes over trees begin no second number of rows
 READ_SHARE = 0.2  # of the time, after which reads of one engine begin no second number of rows
 LENGTH_SHARE = 0.1  # of the time, for each of the two points of the line through capacity
-CATCH_UP_SHARE = (
-    0.2  # of the time, in which no longer span would end: times are linear in it from 64 tokens on
-)
+CATCH_UP_SHARE = 0.2  # of the time, within which a longer span has to end; times are linear in it
 LEAST_ROUNDS = 2  # made however long they take: fewer could not disagree
 AGREEING = 0.8  # share of the calls that must agree: fitting corrects a few disturbed ones by their neighbours
 
