@@ -27,6 +27,13 @@ RTX_ONLY = {
     "set_compute_capability",
     "DynamicShapesKernelSpecializationStrategy",
     "dynamic_shapes_kernel_specialization_strategy",
+    "EngineValidity",
+    "engine_header_size",
+    "get_engine_validity",
+    "IRuntimeCache",
+    "create_runtime_cache",
+    "deserialize",
+    "set_runtime_cache",
 }
 
 
