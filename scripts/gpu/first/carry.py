@@ -27,8 +27,10 @@ from scripts.tools.results import ROOT
 
 MOST_BYTES = 60_000_000
 ARCHIVE = "site.tar.xz"
-# Of those that ``scripts.gpu.check`` imports, what an image with PyTorch, Transformers and pytest lacks.
-PACKAGES = ("msgspec", "grpcio-status", "grpcio-health-checking", "googleapis-common-protos")
+# Of what the commands import, what an image with PyTorch, Transformers and pytest lacks.
+PACKAGES = (
+    "msgspec", "grpcio-status", "grpcio-health-checking", "grpcio-reflection", "googleapis-common-protos", "optimum",
+)  # fmt: skip
 _PYTHON = "3.12"
 _TAGS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")  # fmt: skip
 _COMMAND = (
