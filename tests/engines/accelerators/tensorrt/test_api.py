@@ -28,6 +28,7 @@ RTX_ONLY = {
     "DynamicShapesKernelSpecializationStrategy",
     "dynamic_shapes_kernel_specialization_strategy",
     "EngineValidity",
+    "INVALID",
     "engine_header_size",
     "get_engine_validity",
     "IRuntimeCache",
