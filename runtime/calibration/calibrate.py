@@ -175,7 +175,9 @@ def _with_rows(costs: ModelCosts, spans: ModelCosts | None, most: int) -> ModelC
     missing = [n for n in (*(n for n in BATCHES if n < most), most) if n > costs.batches[-1]]
     if spans is None or not missing:
         return costs
-    rows = [[spans.extend_s(1, n * width, costs.capacity) for width in costs.tokens] for n in missing]
+    rows = [
+        [spans.extend_s(1, n * width, costs.capacity) for width in costs.tokens] for n in missing
+    ]
     grid = monotone(np.array([*costs.seconds, *rows]))
     seconds = tuple(tuple(row) for row in grid.tolist())
     return replace(costs, batches=(*costs.batches, *missing), seconds=seconds)
