@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 
 from outrider.engines.addons import NotInstalledError
 from outrider.engines.backends import Backend, EngineOptions, Which, load_backend
 from outrider.engines.base import BundleError, Engine, EngineError
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import ModelEntry
 from outrider.engines.determinism import BitEquality, has_equal_bits
 from outrider.engines.devices import CPU, PREFERENCE, Choice, Device, choose, parse_device
 from outrider.engines.heads import HeadEngine
@@ -50,7 +52,12 @@ def open_engine(
         with_trees=with_trees,
         provider_options=provider_options or {},
     )
-    return _open_one(bundle, which, parse_or_choose(device, bundle), options, beside)
+    engine = _open_one(bundle, which, parse_or_choose(device, bundle), options, beside)
+    with ExitStack() as undo:
+        undo.callback(engine.close)
+        bundle.take_mapped()
+        undo.pop_all()
+    return engine
 
 
 def _open_one(
@@ -80,10 +87,6 @@ def _open_one(
             engine = HeadEngine(engine, beside)
     else:
         engine = _backend(chosen).open_engine(bundle, entry, which, chosen.index, options)
-    with ExitStack() as undo:
-        undo.callback(engine.close)
-        bundle.take_mapped()
-        undo.pop_all()
     return engine
 
 
@@ -133,17 +136,35 @@ def open_pair(
 
 def _open_apart(bundle: Bundle, chosen: Device, options: EngineOptions, reason: str) -> Pair:
     """Open engines whose logits the host reads, and the host's sampler."""
-    draft = None
+    entry, draft, aside = bundle.manifest.draft, None, None
     with ExitStack() as undo:
-        target = _open_one(bundle, "target", chosen, options, None)
-        undo.callback(target.close)
-        if bundle.manifest.draft is not None:
+        # Beside one another where they can: each takes seconds, of one core for the most part.
+        with ThreadPoolExecutor(1) as pool:
+            if entry is not None and chosen.kind == CPU and _opens_alone(entry):
+                aside = pool.submit(_open_one, bundle, "draft", chosen, options, None)
+                undo.callback(_close_opened, aside)
+            target = _open_one(bundle, "target", chosen, options, None)
+            undo.callback(target.close)
+        if aside is not None:
+            draft = aside.result()
+        elif entry is not None:
             draft = _open_one(bundle, "draft", chosen, options, target)
             undo.callback(draft.close)
+        bundle.take_mapped()
         max_batch = options.max_batch or bundle.manifest.max_batch
         pair = open_on_host(target, draft, bundle, max_batch, reason)
         undo.pop_all()
     return pair
+
+
+def _opens_alone(entry: ModelEntry) -> bool:
+    """Return whether a draft takes nothing of its target's engine."""
+    return not entry.reads_features and (entry.source is None or not entry.source.shares_encoder)
+
+
+def _close_opened(opening: Future[Engine]) -> None:
+    with suppress(Exception):  # who waits for it was told
+        opening.result().close()
 
 
 def judge_bits(bundle: Bundle, pair: Pair) -> tuple[BitEquality, str]:

@@ -26,6 +26,7 @@ from outrider.engines.bundle.encoder_decoder import (
 from outrider.engines.bundle.files import (
     MANIFEST_FILE,
     FileStamp,
+    changed,
     check_file,
     check_inside,
     check_size,
@@ -33,6 +34,7 @@ from outrider.engines.bundle.files import (
     list_files,
     read_file,
     read_plain,
+    stamp_file,
 )
 from outrider.engines.bundle.limits import check_tables
 from outrider.engines.bundle.manifest import BFLOAT16, W8A8, Manifest, ModelEntry
@@ -46,6 +48,7 @@ from outrider.engines.bundle.names import (
     MODEL_FILE,
     RINGS_FILE,
     TREE_FILE,
+    WEIGHTS_SUFFIX,
 )
 from outrider.engines.bundle.onnx_files import external_data_paths
 from outrider.engines.bundle.plans import PLANS_FOLDER
@@ -64,12 +67,14 @@ class Bundle:
         manifest: of it.
         signer: fingerprint of who vouches for the manifest; empty where nobody was asked.
         stamps: of the files whose content was found to be the declared one; ``read`` adds to them.
+        unhashed: of weights that ``check_weights`` is still to hash.
     """
 
     root: Path
     manifest: Manifest
     signer: str = ""
     stamps: dict[str, FileStamp] = field(default_factory=dict)
+    unhashed: dict[str, FileStamp] = field(default_factory=dict)
 
     def read(self, name: str) -> bytes:
         """Return the content of a file, which is hashed unless that was done before.
@@ -82,6 +87,16 @@ class Bundle:
             raise BundleError(f"{name}: not listed in {MANIFEST_FILE}")
         data, self.stamps[name] = read_file(self.root, name, declared, self.stamps.get(name))
         return data
+
+    def check_weights(self) -> None:
+        """Hash the weights that ``load_bundle`` was told to leave for later; from any thread, beside opening engines.
+
+        Raises:
+            BundleError: naming the file: another content, or written to since the bundle was loaded.
+        """
+        for name, stamp in self.unhashed.items():
+            if check_file(self.root, name, self.manifest.files[name]) != stamp:
+                raise changed(name)
 
     def check_plans(self) -> None:
         """Hash what ``load_bundle`` does not.
@@ -104,7 +119,7 @@ class Bundle:
         """
         models = (self.manifest.target, self.manifest.draft)
         folders = [model.path for model in models if model is not None]
-        for name, stamp in self.stamps.items():
+        for name, stamp in [*self.stamps.items(), *self.unhashed.items()]:
             if any(PurePosixPath(name).is_relative_to(folder) for folder in folders):
                 check_stamp(self.root, name, stamp)
 
@@ -114,13 +129,16 @@ class Bundle:
         Raises:
             BundleError: as ``check_unchanged``.
         """
-        left = take_mapped([self.root / name for name in self.stamps])
+        left = take_mapped(self._paths())
         self.check_unchanged()
         return left
 
     def is_mapped(self) -> bool:
         """Return whether engines may compute from files: memory was too small, or the system does not say."""
-        return not can_tell() or bool(still_mapped([self.root / name for name in self.stamps]))
+        return not can_tell() or bool(still_mapped(self._paths()))
+
+    def _paths(self) -> list[Path]:
+        return [self.root / name for name in (*self.stamps, *self.unhashed)]
 
     def model_path(self, entry: ModelEntry) -> Path:
         """Graph file of one of the bundle's models."""
@@ -203,7 +221,9 @@ def _max_open(entry: ModelEntry, max_extend: int) -> int | None:
     return None if entry.states is None else entry.states.max_open
 
 
-def load_bundle(root: Path, signers: Sequence[bytes] = ()) -> Bundle:
+def load_bundle(
+    root: Path, signers: Sequence[bytes] = (), *, hashes_weights: bool = True
+) -> Bundle:
     """Bundle at ``root`` after checking every file against the manifest.
 
     Of plans only the size is checked here: ``Bundle.read`` hashes one when it is loaded.
@@ -211,6 +231,8 @@ def load_bundle(root: Path, signers: Sequence[bytes] = ()) -> Bundle:
     Args:
         root: folder.
         signers: public keys (``read_signers``), of which one must vouch for the manifest; none: nobody has to.
+        hashes_weights: False leaves files of weights, numbers that nobody parses, to ``Bundle.check_weights``, which
+            must have returned before anything is served; graphs are always hashed.
 
     Raises:
         BundleError: naming the file: missing, unlisted, of another size or hash, a symbolic or
@@ -234,16 +256,18 @@ def load_bundle(root: Path, signers: Sequence[bytes] = ()) -> Bundle:
     for name in manifest.files:
         check_inside(name)
     _check_listing(names, manifest)
-    stamps = {}
+    stamps, unhashed = dict[str, FileStamp](), dict[str, FileStamp]()
     for name, declared in manifest.files.items():
         if name.startswith(f"{PLANS_FOLDER}/"):
             check_size(name, (root / name).stat().st_size, declared)
+        elif name.endswith(WEIGHTS_SUFFIX) and not hashes_weights:
+            unhashed[name] = stamp_file(root, name, declared)
         else:
             stamps[name] = check_file(root, name, declared)
     for entry in (manifest.target, manifest.draft):
         if entry is not None:
             _check_model(root, entry, manifest)
-    return Bundle(root=root, manifest=manifest, signer=signer, stamps=stamps)
+    return Bundle(root=root, manifest=manifest, signer=signer, stamps=stamps, unhashed=unhashed)
 
 
 def _check_listing(names: list[str], manifest: Manifest) -> None:

@@ -130,6 +130,18 @@ def check_inside(name: str) -> None:
         )
 
 
+def stamp_file(root: Path, name: str, declared: FileEntry) -> FileStamp:
+    """Return the stamp of a file of the declared size, whose content nobody has looked at.
+
+    Raises:
+        BundleError: naming the file: another size.
+    """
+    with open_plain(root, name) as file:
+        stamp = stamp_of(os.fstat(file.fileno()))
+    check_size(name, stamp.size, declared)
+    return stamp
+
+
 def check_file(root: Path, name: str, declared: FileEntry) -> FileStamp:
     """Return the stamp of a file whose content is the declared one.
 

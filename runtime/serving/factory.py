@@ -81,9 +81,8 @@ def load_model(
     bundle, options = _open_bundle(root, options)
     config, manifest = options.config, bundle.manifest
     max_batch = min(config.max_running, manifest.max_batch)
-    codec = open_codec(bundle)
+    pair, codec, (constraints, no_constraints) = _open_beside(bundle, options, max_batch)
     chats = _open_chats(bundle, codec)
-    pair, (constraints, no_constraints) = _open_both(bundle, options, max_batch, codec)
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, lambda: nullcontext(pair), codec, max_batch)
@@ -125,18 +124,28 @@ def load_model(
     )
 
 
-def _open_both(
-    bundle: Bundle, options: ServeOptions, max_batch: int, codec: TokenizersCodec
-) -> tuple[Pair, tuple[GrammarConstraints | None, str]]:
-    """Open engines and what constrains answers beside one another: each takes seconds."""
-    with ThreadPoolExecutor(1) as aside:
-        opening = aside.submit(open_constraints, bundle.manifest, codec)
-        return open_engines(bundle, options, max_batch), opening.result()
+def _open_beside(
+    bundle: Bundle, options: ServeOptions, max_batch: int
+) -> tuple[Pair, TokenizersCodec, tuple[GrammarConstraints | None, str]]:
+    """Open engines, tokenizer and what constrains answers beside one another, and hash weights: each takes seconds."""
+    with ThreadPoolExecutor(2) as aside:
+        hashing = aside.submit(bundle.check_weights)
+        opening = aside.submit(open_engines, bundle, options, max_batch)
+        try:
+            codec = open_codec(bundle)
+            constraints = open_constraints(bundle.manifest, codec)
+            # Whatever engines make of changed weights, that is what is told.
+            hashing.result()
+        except BaseException:
+            with suppress(Exception):
+                opening.result().close()
+            raise
+        return opening.result(), codec, constraints
 
 
 def _open_bundle(root: Path, options: ServeOptions) -> tuple[Bundle, ServeOptions]:
     """Return a bundle as this machine holds it, and the options to serve it with."""
-    bundle = load_bundle(root, options.trusted_signers)
+    bundle = load_bundle(root, options.trusted_signers, hashes_weights=False)
     if bundle.signer:
         log.info("the bundle is signed by %s", bundle.signer)
     options = _decided(bundle, options)

@@ -85,6 +85,31 @@ def test_a_changed_byte_is_found(root: Path) -> None:
         load_bundle(root)
 
 
+def test_weights_may_be_hashed_later(root: Path) -> None:
+    name = "target/model.onnx.data"
+    bundle = load_bundle(root, hashes_weights=False)
+    assert list(bundle.unhashed) == [name]
+    bundle.check_weights()
+    (root / name).write_bytes(bytes(15) + b"\1")
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: changed after it was hashed"):
+        bundle.check_unchanged()
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: content differs"):
+        load_bundle(root, hashes_weights=False).check_weights()
+    (root / name).write_bytes(bytes(17))
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: 17 bytes"):
+        load_bundle(root, hashes_weights=False)
+
+
+def test_weights_that_came_back_before_they_were_hashed_are_refused(root: Path) -> None:
+    path = root / "target" / "model.onnx.data"
+    declared = path.read_bytes()
+    path.write_bytes(bytes(15) + b"\1")
+    bundle = load_bundle(root, hashes_weights=False)
+    path.write_bytes(declared)
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: changed"):
+        bundle.check_weights()
+
+
 def test_a_changed_size_is_found(root: Path) -> None:
     (root / "tokenizer.json").write_text("{ }")
     with pytest.raises(BundleError, match=r"tokenizer\.json: 3 bytes"):

@@ -15,6 +15,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider import Client, build_request
+from outrider.engines.base import BundleError
 from outrider.engines.bundle import mapped_files
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import write_manifest
@@ -75,6 +76,12 @@ async def test_answers_stay_the_same_when_the_weights_are_overwritten(root: Path
         before = await answer(client)
         overwrite(root)
         assert await answer(client) == before
+
+
+def test_changed_weights_are_refused_whatever_engines_make_of_them(root: Path):
+    overwrite(root)
+    with pytest.raises(BundleError, match=r"target/model\.onnx\.data: content differs"):
+        load_model(root, ServeOptions(config=CONFIG))
 
 
 async def test_a_change_of_mapped_weights_ends_serving(root: Path, monkeypatch):
