@@ -80,7 +80,10 @@ def count(nodes: Sequence[Any], inputs: Tensors, outputs: Tensors) -> Counter[st
 
     device = StubDevice()
     values = [
-        [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in tensors.items()]
+        [
+            helper.make_tensor_value_info(name, kind, shape)
+            for name, (kind, shape) in tensors.items()
+        ]
         for tensors in (inputs, outputs)
     ]
     model = helper.make_model(
@@ -101,7 +104,8 @@ def count(nodes: Sequence[Any], inputs: Tensors, outputs: Tensors) -> Counter[st
     for _ in range(2):
         device.take_events()
         enqueue(session, binding)
-    return Counter(" ".join(event.split()[: 2 if "copy" in event else 1]) for event in device.take_events())  # fmt: skip
+    words = (event.split() for event in device.take_events())
+    return Counter(" ".join(one[: 2 if "copy" in one[0] else 1]) for one in words)
 
 
 def _place(name: str, device: Any) -> tuple[str, int]:
