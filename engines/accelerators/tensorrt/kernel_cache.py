@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def kernel_file(root: Path, machine: Machine) -> Path:
-    """File of a machine's kernels, beside the bundle as its step costs are: who writes there can change the bundle."""
+    """File of a machine's kernels, beside the bundle as its step costs are."""
     flavour, version, capability = machine
     return root.with_name(f"{root.name}.kernels") / f"{flavour}-{version}-sm{capability}"
 
@@ -34,7 +35,7 @@ class KernelCache:
         """Let contexts of a configuration take their kernels from here, and leave them here."""
         if self._cache is None:
             cache: trt.IRuntimeCache = config.create_runtime_cache()
-            self._kept = self._file.read_bytes() if self._file.is_file() else b""
+            self._kept = self._file.read_bytes() if _is_own(self._file) else b""
             # Left aside where another driver or version wrote it: all is compiled again.
             if self._kept and not cache.deserialize(self._kept):
                 log.info("%s: of another driver or GPU; kernels are compiled again", self._file)
@@ -50,11 +51,22 @@ class KernelCache:
         data = bytes(found)
         if data == self._kept:
             return
+        partial = self._file.with_name(f"{self._file.name}.{os.getpid()}")
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._file.parent, delete=False) as unfinished:
-                unfinished.write(data)
-            os.replace(unfinished.name, self._file)
+            partial.touch(mode=0o600)
+            partial.write_bytes(data)
+            partial.replace(self._file)
         except OSError as error:
             log.warning("kernels are compiled at every start: %s", error)
+            with suppress(OSError):
+                partial.unlink()
         self._kept = data
+
+
+def _is_own(file: Path) -> bool:
+    """Whether a file is this user's, and nobody else can write it: kernels are code, and no manifest has their hash."""
+    if not file.is_file():
+        return False
+    found = file.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -341,14 +341,19 @@ def test_kernels_are_compiled_at_the_first_start_alone(
         compiled.append(cuda.num_compiled)
     (file,) = (tmp_path / "bundle.kernels").iterdir()
     assert file.name.startswith("rtx-")
+    assert file.stat().st_mode & 0o777 == 0o600
     assert compiled == [2, 2]
     monkeypatch.setattr(tensorrt_runtime.Cache, "environment", "another driver")
     open_pair(load_bundle(copy), device="tensorrt:0").close()
     assert cuda.num_compiled == 4
+    file.chmod(0o666)  # anybody could have written it
+    open_pair(load_bundle(copy), device="tensorrt:0").close()
+    assert cuda.num_compiled == 6
     file.unlink()
     file.mkdir()  # where nothing can be kept
     open_pair(load_bundle(copy), device="tensorrt:0").close()
-    assert cuda.num_compiled == 6
+    assert cuda.num_compiled == 8
+    assert [*(tmp_path / "bundle.kernels").iterdir()] == [file]
 
 
 def test_choosing_a_device_loads_no_plan(cuda: EmulatedCuda, root: Path) -> None:
