@@ -2,9 +2,8 @@
 
     python -m scripts.gpu.first.plans BUNDLE --compute-capability 8.9
 
-A plan keeps its optimised graph as text and its kernels as source: whether attention is fused, and that it walks a list
-of the tiles that its mask leaves, can be read there. Caches in place are read from the parsed network as it is built.
-The bundle stays as it is.
+A plan names the kernels that it launches and their layers: whether one fused kernel attends can be read
+there. That caches are updated in place is held by the build, which refuses other networks. The bundle stays as it is.
 """
 
 from __future__ import annotations
@@ -25,12 +24,8 @@ from scripts.tools.results import Row
 from scripts.tools.tables import markdown
 
 _TEXT = re.compile(rb"[\x20-\x7e]{12,}")
-# A layer's attention as it was given, and as the optimiser left it: a kernel's name, or parts of one.
-_GIVEN = re.compile(r"= attention\(.*name=node_\w+")
-_FUSED = re.compile(r"= attention\(.*name=attention_op__(\w+)")
-_UPDATE = re.compile(r"= kvcache_update\(")
-# Counts what a tile of 64 x 64 of the mask lets be seen, lists the tiles of which that is not nothing.
-_TILES = re.compile(r"__global__ void __myl_\w*(CastSum|NeqCastIotaEqlSeleOr)\w*\(")
+# A launch of a fused kernel of attention, and the layer that it computes.
+_FUSED = re.compile(r'layers="\[ONNX Layer: (\w+)\]" fmha_batch=')
 
 
 def texts_of(plan: bytes) -> set[str]:
@@ -38,23 +33,9 @@ def texts_of(plan: bytes) -> set[str]:
     return {line.decode() for line in _TEXT.findall(plan)}
 
 
-def facts_of(plan: bytes) -> dict[str, int | str]:
-    """Return what a plan's own text says of its attention and caches.
-
-    Returns:
-        Attention layers given and fused, names of the kernels, updates of caches in place, and how many of the two
-        kinds of kernels there are that list the tiles which masks leave.
-    """
-    lines = texts_of(plan)
-    fused = [found for line in lines if (found := _FUSED.search(line))]
-    tiles = {found[1] for line in lines if (found := _TILES.search(line))}
-    return {
-        "attention given": sum(bool(_GIVEN.search(line)) for line in lines),
-        "attention fused": len(fused),
-        "kernel": ", ".join(sorted({found[1] for found in fused})),
-        "caches in place": sum(bool(_UPDATE.search(line)) for line in lines),
-        "tiles listed": len(tiles),
-    }
+def fused_layers(plan: bytes) -> list[str]:
+    """Return the names of the layers whose attention is one fused kernel."""
+    return sorted({found[1] for line in texts_of(plan) if (found := _FUSED.search(line))})
 
 
 def row_of(bundle: Bundle, plan: PlanEntry) -> Row:
@@ -64,10 +45,12 @@ def row_of(bundle: Bundle, plan: PlanEntry) -> Row:
         f"{one.name} {'/'.join(map(str, one.batch))} x {'/'.join(map(str, one.tokens))}"
         for one in plan.profiles
     )
-    sizes: dict[str, int | str] = {"MB": len(data) // 10**6, "capacity": plan.capacity}
-    return Row(
-        case={"plan": plan.part, "profiles: rows x tokens": shapes}, figures=sizes | facts_of(data)
-    )
+    figures = {
+        "MB": len(data) // 10**6,
+        "capacity": plan.capacity,
+        "fused attention layers": len(fused_layers(data)),
+    }
+    return Row(case={"plan": plan.part, "profiles: rows x tokens": shapes}, figures=figures)
 
 
 def main(
