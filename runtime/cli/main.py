@@ -86,9 +86,6 @@ def build(
     ] = "float16",
     gamma: Annotated[int, typer.Option(min=0, help="Draft tokens per step to tune for.")] = 4,
     opt_batch: Annotated[int, typer.Option(min=1, help="Rows to tune for.")] = 8,
-    capacity: Annotated[
-        list[int] | None, typer.Option(help="Cache capacities beside the largest; a plan each.")
-    ] = None,
     part: Annotated[
         list[str] | None,
         typer.Option(help="target, draft or trees; default: all but trees."),
@@ -111,7 +108,6 @@ def build(
         precision=precision,
         gamma=gamma,
         opt_batch=opt_batch,
-        capacities=tuple(capacity or ()),
         parts=tuple(part or ()),
         timing_cache=timing_cache or Path(typer.get_app_dir("outrider")) / "timing.cache",
     )

@@ -12,7 +12,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from outrider.engines.accelerators.device.sampling import tensors as names
 from outrider.engines.accelerators.device.sampling.kernels.launches import Kernels
 from outrider.engines.accelerators.device.sampling.sampler import DeviceSampler
 from outrider.engines.accelerators.device.sampling.tensors import Count, Rule, Setting
+from outrider.engines.devices import CPU, Device, parse_device
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams, SamplingRow
 
 app = typer.Typer()
@@ -47,6 +48,8 @@ ALL = (
     Batches(10, 20_000, 4, 3),
     Batches(4, 151_936, 2, 3),
 )
+# For a test of this file.
+FEW = (Batches(6, 50, 6, 3),)
 TIMED = ((1, 1), (1, 5), (8, 5), (64, 9))
 
 
@@ -183,38 +186,70 @@ def launch_times(
         device.free(pointer)
 
 
-@app.command()
-def write(file: Path) -> None:
-    """Write the digests of the host's kernels."""
-    from tests.emulation.kernels.host import HostKernels
+def open_kernels(device: Device) -> tuple[Callable[[], Kernels], PlanDevice]:
+    """Return what makes a device's kernels, and its memory; a CPU's are the same source, compiled for it."""
+    if device.kind == CPU:
+        from tests.emulation.kernels.host import HostKernels
 
-    found = [[*digests(HostKernels, HostDevice(), batches)] for batches in ALL]
-    file.write_text(json.dumps(found), encoding="utf-8")
-    typer.echo(f"{sum(map(len, found))} batches")
-
-
-@app.command()
-def compare(file: Path) -> None:
-    """Compare them with a GPU's, and time its kernels; exit code 1 where a digest differs."""
+        return HostKernels, HostDevice()
     from outrider.engines.accelerators.device.cuda import CudaDevice
     from outrider.engines.accelerators.device.sampling.kernels.compiled import CudaKernels
 
-    device = CudaDevice()
-    is_equal = True
-    for batches, expected in zip(ALL, json.loads(file.read_text(encoding="utf-8")), strict=True):
-        found = [*digests(lambda: CudaKernels(device), device, batches)]
-        is_equal &= found == expected
-        same = sum(one == other for one, other in zip(found, expected, strict=True))
-        typer.echo(
-            f"V {batches.vocab_size}: {same} of {len(expected)} batches have the host's bits"
-        )
-    kernels = CudaKernels(device)
-    for num_rows, positions in TIMED:
-        for line in launch_times(kernels, device, ALL[-1].vocab_size, num_rows, positions):
-            typer.echo(line)
+    memory = CudaDevice(device.index)
+    return lambda: CudaKernels(memory), memory
+
+
+def compare_and_time(expected: Sequence[Mapping[str, Any]], device: Device) -> dict[str, Any]:
+    """Return how many batches a device answers with the bits of a file's, and the times of its launches.
+
+    Args:
+        expected: what ``write`` wrote.
+        device: whose kernels run.
+    """
+    make, memory = open_kernels(device)
+    found: dict[str, Any] = {"num_equal": 0, "num_compared": 0}
+    largest = 0
+    for one in expected:
+        batches = Batches(**one["batches"])
+        pairs = zip(digests(make, memory, batches), one["digests"], strict=True)
+        found["num_equal"] += sum(ours == theirs for ours, theirs in pairs)
+        found["num_compared"] += len(one["digests"])
+        largest = max(largest, batches.vocab_size)
+    kernels = make()
+    # A CPU's kernels are fibers: one shape of them is enough.
+    shapes = TIMED if device.kind != CPU else TIMED[:1]
+    found["times"] = [
+        line
+        for rows, width in shapes
+        for line in launch_times(kernels, memory, largest, rows, width)
+    ]
     kernels.close()
-    device.close()
-    raise typer.Exit(0 if is_equal else 1)
+    memory.close()
+    return found
+
+
+@app.command()
+def write(file: Path, few: bool = False) -> None:
+    """Write the digests of the host's kernels."""
+    make, memory = open_kernels(Device(CPU))
+    found = [
+        {"batches": batches._asdict(), "digests": [*digests(make, memory, batches)]}
+        for batches in (FEW if few else ALL)
+    ]
+    file.write_text(json.dumps(found), encoding="utf-8")
+    typer.echo(f"{sum(len(one['digests']) for one in found)} batches")
+
+
+@app.command()
+def compare(file: Path, device: str = "cuda:0") -> None:
+    """Compare them with a device's, and time its kernels; exit code 1 where a digest differs."""
+    where = parse_device(device)
+    assert where is not None
+    found = compare_and_time(json.loads(file.read_text(encoding="utf-8")), where)
+    for line in found["times"]:
+        typer.echo(line)
+    typer.echo(f"{found['num_equal']} of {found['num_compared']} batches have the host's bits")
+    raise typer.Exit(int(found["num_equal"] != found["num_compared"]))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -53,15 +53,28 @@ for path in map(Path, sys.argv[1:]):
 """
 
 
-def keep_architecture(data: bytearray, architecture: int) -> int:
+def keep_architecture(
+    data: bytearray, architecture: int, used: tuple[Sequence[int], int] | None = None
+) -> int:
     """Zero the code of every other architecture in a library's fat binaries; return the bytes that were zeroed.
 
+    Args:
+        data: of the library.
+        architecture: whose code stays.
+        used: ranks of the fat binaries whose code stays, and how many there are, as
+            ``scripts.gpu.placement --code`` finds them; None for all.
+
     Raises:
-        ValueError: there is no code of that architecture.
+        ValueError: there is no code of that architecture, or not as many fat binaries.
     """
     zeroed = kept = 0
-    for begin, size, found in _codes(data):
-        if found == architecture:
+    codes = [*_codes(data)]
+    binaries = sorted({binary for binary, *_ in codes})
+    if used is not None and used[1] != len(binaries):
+        raise ValueError(f"the provider has {len(binaries)} fat binaries, {used[1]} were expected")
+    kept_binaries = set(binaries if used is None else (binaries[rank] for rank in used[0]))
+    for binary, begin, size, found in codes:
+        if found == architecture and binary in kept_binaries:
             kept += size
         else:
             data[begin : begin + size] = bytes(size)
@@ -71,8 +84,8 @@ def keep_architecture(data: bytearray, architecture: int) -> int:
     return zeroed
 
 
-def _codes(data: bytearray) -> Iterator[tuple[int, int, int]]:
-    """Begin, size and architecture of each piece of code."""
+def _codes(data: bytearray) -> Iterator[tuple[int, int, int, int]]:
+    """Begin of its fat binary, begin, size and architecture of each piece of code."""
     place = data.find(_MAGIC)
     while place >= 0:
         _, version, head, size = _HEAD.unpack_from(data, place)
@@ -82,21 +95,23 @@ def _codes(data: bytearray) -> Iterator[tuple[int, int, int]]:
             while entry + _ARCHITECTURE + 4 <= end:
                 _, _, own, code = _ENTRY.unpack_from(data, entry)
                 (architecture,) = struct.unpack_from("<I", data, entry + _ARCHITECTURE)
-                yield entry + own, code, architecture
+                yield place, entry + own, code, architecture
                 entry += own + code
         place = data.find(_MAGIC, end)
 
 
-def unpack_wheel(wheel: Path, site: Path, architecture: int) -> None:
-    """Unpack what Python needs of the wheel, with the provider cut to one architecture."""
+def unpack_wheel(
+    wheel: Path, site: Path, architecture: int, used: tuple[Sequence[int], int] | None = None
+) -> None:
+    """Unpack what Python needs of the wheel, with the provider cut; see ``keep_architecture``."""
     with zipfile.ZipFile(wheel) as packed:
         names = [name for name in packed.namelist() if not Path(name).name.startswith(_LEFT_OUT)]
         packed.extractall(site, names)
     (provider,) = site.rglob(_PROVIDER)
     data = bytearray(provider.read_bytes())
-    zeroed = keep_architecture(data, architecture)
+    zeroed = keep_architecture(data, architecture, used)
     provider.write_bytes(data)
-    typer.echo(f"{_PROVIDER}: {zeroed >> 20} of {len(data) >> 20} MiB are for other GPUs")
+    typer.echo(f"{_PROVIDER}: {zeroed >> 20} of {len(data) >> 20} MiB are left out")
 
 
 def write_parts(folder: Path, out: Path, *, part_bytes: int = PART_BYTES) -> list[Path]:

@@ -2,6 +2,7 @@
 
     python -m scripts.gpu.placement BUNDLE ...              # a table in Markdown
     python -m scripts.gpu.placement BUNDLE ... --json FILE  # and everything that was found
+    python -m scripts.gpu.placement BUNDLE ... --code FILE  # and which of the provider's code was used
 
 The provider is the real one, of the onnxruntime-gpu wheel; CUDA's libraries are stubs
 (``scripts.gpu.stubs.environment``). Graphs are those that the engine opens on a CUDA device; each is opened as
@@ -24,6 +25,7 @@ import typer
 from outrider.engines.base import BundleError, SpeculativeError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.manifest import ModelEntry
+from outrider.engines.bundle.names import DEVICE_FILE
 
 from scripts.gpu.stubs.environment import NoEnvironmentError, make_environment, variables
 
@@ -40,8 +42,14 @@ _SIZES = {
     "memory": 128,
     "kept": 2,
 }
+_GAMMA = 4
 # Rows and tokens: a step, a verification, one of a batch, and a prefill.
 _SHAPES = ((1, 1), (1, 5), (8, 5), (1, 128))
+# Of a server: what decides which code of the provider is used.
+SERVED_SHAPES = (
+    *((rows, tokens) for rows in (1, 2, 3, 4, 6, 8, 12, 16) for tokens in range(1, 10)),
+    *((1, tokens) for tokens in (16, 17, 32, 64, 128, 129, 200)),
+)
 _HEADS = (
     "graph",
     "nodes on device",
@@ -54,18 +62,44 @@ _HEADS = (
 )
 
 
-def place_bundle(bundle: Bundle, device: StubDevice) -> Iterator[Placement]:
-    """Place every graph that CUDA would run of a bundle."""
+def place_bundle(
+    bundle: Bundle, device: StubDevice, rows_and_tokens: Sequence[tuple[int, int]] = _SHAPES
+) -> Iterator[Placement]:
+    """Place every graph that CUDA would run of a bundle, and run it at some rows and tokens."""
     from scripts.gpu.stubs.provider import Placement, place
 
     name = bundle.root.name
-    shapes = [_SIZES | {"batch": rows, "tokens": tokens} for rows, tokens in _SHAPES]
+    shapes = [_SIZES | {"batch": rows, "tokens": tokens} for rows, tokens in rows_and_tokens]
     for entry in (bundle.manifest.target, bundle.manifest.draft):
         paths, refused = _opened(bundle, entry, device) if entry is not None else ([], "")
         if refused and not paths and entry is not None:
             yield Placement(f"{name}/{entry.path}", refused=refused)
         for path in paths:
             yield place(path, f"{name}/{path.parent.name}/{path.name}", shapes, device)
+
+
+def record_pair(bundle: Bundle, device: StubDevice) -> str:
+    """Say what became of a round of a bundle's models that was recorded as one CUDA graph."""
+    from scripts.gpu.stubs.provider import record_round
+
+    manifest = bundle.manifest
+    if manifest.draft is None or manifest.text2text is not None:
+        return "no round of two decoders"
+    draft, target = (
+        bundle.model_path(model).with_name(DEVICE_FILE)
+        for model in (manifest.draft, manifest.target)
+    )
+    try:
+        events = record_round(draft, target, _SIZES | {"batch": 1}, _GAMMA, device)
+    except SpeculativeError as error:
+        return f"a round of gamma {_GAMMA} cannot be one CUDA graph: {error}"
+    kinds = Counter(event.split()[0] for event in events)
+    uploads = sum(event.startswith("copy host_to_device") for event in events)
+    return (
+        f"a round of gamma {_GAMMA} is one CUDA graph: {kinds['launch'] + kinds['product']} kernels and products, "
+        f"{kinds['copy']} copies, {uploads} of them from the host, {kinds['allocate']} allocations, "
+        f"{kinds['replay']} replay"
+    )
 
 
 def _opened(bundle: Bundle, entry: ModelEntry, device: StubDevice) -> tuple[list[Path], str]:
@@ -110,6 +144,9 @@ def main(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Where to write what was found.")
     ] = None,
+    code: Annotated[
+        Path | None, typer.Option(help="Run all shapes of a server, and write which code was used.")
+    ] = None,
 ) -> None:
     """Place the graphs of bundles on the real CUDA provider over stub libraries."""
     if os.environ.get("LD_LIBRARY_PATH") != variables()["LD_LIBRARY_PATH"]:
@@ -121,14 +158,20 @@ def main(
         raise typer.Exit(subprocess.run(command, env=variables()).returncode)
     from scripts.gpu.stubs.provider import StubDevice
 
-    device = StubDevice()
+    device, shapes = StubDevice(), _SHAPES if code is None else SERVED_SHAPES
     try:
-        found = [one for path in bundles for one in place_bundle(load_bundle(path), device)]
+        loaded = [load_bundle(path) for path in bundles]
+        found = [one for bundle in loaded for one in place_bundle(bundle, device, shapes)]
+        rounds = [(bundle, record_pair(bundle, device)) for bundle in loaded]
     except BundleError as error:
         raise typer.BadParameter(str(error)) from error
     if json_file is not None:
         json_file.write_text(json.dumps([asdict(one) for one in found]), encoding="utf-8")
     print(render(found))
+    for bundle, events in rounds:
+        print(f"{bundle.root.name}: {events}")
+    if code is not None:
+        code.write_text(json.dumps(device.used_code()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ class EmulatedCuda:
         self.num_launched = 0
         self.can_record = True
         self.loads_plans = True
+        self.num_compiled = self.num_loaded = 0
         self._num_made = self._num_streams = 0
         self._has_driver = real.cudaGetDeviceCount()[0] == _OK
 

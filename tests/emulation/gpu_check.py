@@ -19,6 +19,14 @@ from tests.emulation.install import emulate
 from tests.emulation.kernels.host import sample_on_host
 
 
+def use_small_sizes(patch: pytest.MonkeyPatch) -> None:
+    """Measure rates by sizes for a host: a GPU's copies and products are too large for the one that plays it."""
+    from scripts.gpu import machine
+
+    for sizes in (machine._COPY_BYTES, machine._SIZES):
+        patch.setitem(sizes, CUDA, min(sizes[CPU], 1 << 20))
+
+
 def main(arguments: list[str]) -> int:
     """Check after check; the exit code is that of the first that fails."""
     patch = pytest.MonkeyPatch()
@@ -26,12 +34,8 @@ def main(arguments: list[str]) -> int:
         sample_on_host(patch)
     else:
         emulate(patch)
-    from scripts.gpu import machine as gpu_machine
+        use_small_sizes(patch)
     from scripts.gpu.check import main as check
-
-    # A GPU's copies and products are too large for the host that plays it.
-    for sizes in (gpu_machine._COPY_BYTES, gpu_machine._SIZES):
-        patch.setitem(sizes, CUDA, min(sizes[CPU], 1 << 20))
 
     app = typer.Typer()
     app.command()(check)

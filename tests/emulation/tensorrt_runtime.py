@@ -7,6 +7,8 @@ was recorded.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import pickle
 import tempfile
@@ -14,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from tests.emulation.cuda_runtime import ALIGNMENT, EmulatedCuda
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 _TYPES |= {"tensor(bool)": np.bool_, "tensor(int32)": np.int32, "tensor(uint32)": np.uint32}
 _SCRATCH_BYTES = 4096
+_HEADER_BYTES = 64
 
 
 def build_plan(api: TensorRtApi, job: PlanJob, report: Report) -> bytes:
@@ -66,11 +68,20 @@ def emulated_tensorrt(cuda: EmulatedCuda) -> Any:
                 assert isinstance(logger, real.ILogger)
 
                 self.logger = logger
+                self.engine_header_size = _HEADER_BYTES
+
+            def get_engine_validity(self, header: bytes) -> tuple[Any, int]:
+                assert len(header) == _HEADER_BYTES
+                if cuda.loads_plans:
+                    return real.EngineValidity.VALID, 0
+                self.logger.log(real.ILogger.Severity.ERROR, "the driver is too old")
+                return real.EngineValidity.INVALID, 1
 
             def deserialize_cuda_engine(self, data: bytes) -> Engine | None:
                 if not cuda.loads_plans:
                     self.logger.log(real.ILogger.Severity.ERROR, "the driver is too old")
                     return None
+                cuda.num_loaded += 1
                 return Engine(cuda, real, data)
 
     return Module()
@@ -90,6 +101,7 @@ class Engine:
     def __init__(self, cuda: EmulatedCuda, trt: Any, data: bytes) -> None:
         graph, self.shapes, self.updates = pickle.loads(data)
         self.session = _open(graph)
+        self.name = hashlib.sha256(graph).hexdigest()
         self.cuda, self.trt = cuda, trt
         self.inputs = {tensor.name: _TYPES[tensor.type] for tensor in self.session.get_inputs()}
         self.outputs = {tensor.name: tensor for tensor in self.session.get_outputs()}
@@ -112,13 +124,48 @@ class Engine:
     def get_aliased_input_tensor(self, name: str) -> str | None:
         return next((past for past, present in self.updates.items() if present == name), None)
 
-    def create_runtime_config(self) -> Any:
-        return SimpleNamespace(set_execution_context_allocation_strategy=lambda strategy: None)
+    def create_runtime_config(self) -> Config:
+        return Config()
 
     def create_execution_context(self, config: Any) -> Context:
         strategies = self.trt.DynamicShapesKernelSpecializationStrategy
         assert config.dynamic_shapes_kernel_specialization_strategy == strategies.NONE
+        if self.name not in config.cache.kernels:
+            config.cache.kernels.append(self.name)
+            self.cuda.num_compiled += 1
         return Context(self)
+
+
+class Config:
+    """``IRuntimeConfig``."""
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        pass
+
+    def create_runtime_cache(self) -> Cache:
+        return Cache()
+
+    def set_runtime_cache(self, cache: Cache) -> bool:
+        self.cache = cache
+        return True
+
+
+class Cache:
+    """``IRuntimeCache``: of the engines whose kernels were compiled, in one environment."""
+
+    environment = "this driver"
+
+    def __init__(self) -> None:
+        self.kernels: list[str] = []
+
+    def serialize(self) -> bytes:
+        return json.dumps([self.environment, self.kernels]).encode()
+
+    def deserialize(self, data: bytes) -> bool:
+        environment, kernels = json.loads(data)
+        if environment == self.environment:
+            self.kernels = kernels
+        return bool(environment == self.environment)
 
 
 @dataclass

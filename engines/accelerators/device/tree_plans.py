@@ -6,17 +6,11 @@ Pure; what a plan is, ``engines.bundle.plans`` says.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
 from outrider.engines.bundle.names import KEEP_PATH_FILE, TREE_FILE
-from outrider.engines.bundle.plans import (
-    DEFAULT_OPT_BATCH,
-    Machine,
-    PlanEntry,
-    Profile,
-    Range,
-    why_unfit,
-)
+from outrider.engines.bundle.plans import DEFAULT_OPT_BATCH, PlanEntry, Profile, Range
 
 TREE, KEEP = "tree", "keep"
 # Where the kernels are tuned: tokens of a tree, and tokens of a path that have to be moved.
@@ -61,25 +55,13 @@ def keep_profile(model: ModelEntry) -> Profile:
 
 
 def tree_entries(
-    plans: Sequence[PlanEntry],
-    part: str,
-    *,
-    precision: str,
-    machine: Machine,
-) -> tuple[list[PlanEntry], list[PlanEntry]]:
-    """Plans of a bundle that take trees beside a model's plans of one precision.
-
-    Returns:
-        Those that verify and those that keep, by ascending capacity, of the same capacities; none
-        where the bundle has none that run here.
-    """
-    found = [
-        {
-            plan.capacity: plan
-            for plan in plans
-            if plan.part == wanted and plan.precision == precision and not why_unfit(plan, machine)
-        }
-        for wanted in (tree_part(part), keep_part(part))
+    plans: Sequence[PlanEntry], part: str, chain: PlanEntry
+) -> tuple[PlanEntry, PlanEntry] | None:
+    """Return the plans that verify trees and keep their paths beside a plan of a part; None where one is missing."""
+    wanted = [
+        replace(chain, part=name, path="", profiles=())
+        for name in (tree_part(part), keep_part(part))
     ]
-    sizes = sorted(found[0].keys() & found[1].keys())
-    return [found[0][size] for size in sizes], [found[1][size] for size in sizes]
+    found = {replace(plan, path="", profiles=()): plan for plan in plans}
+    verify, keep = (found.get(one) for one in wanted)
+    return None if verify is None or keep is None else (verify, keep)

@@ -4,7 +4,7 @@ Both flavours have one Python API; whatever the rest of the code uses of it exis
 (``tests/engines/accelerators/tensorrt/test_api.py`` holds every attribute against the bindings). The differences:
 
 * TensorRT-RTX builds for any listed GPU on a machine without one; TensorRT builds for the GPU at hand.
-* TensorRT-RTX compiles kernels when a plan is loaded, so it has no timing cache to keep.
+* TensorRT-RTX compiles kernels when a plan is loaded: it keeps those (``kernel_cache``), and no timing cache.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from outrider.engines.accelerators.tensorrt.kernel_cache import KernelCache
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.plans import Machine
 
@@ -61,7 +63,9 @@ class TensorRtApi:
         """Return what plans must be built for to run with this library on a GPU."""
         return Machine(self.flavour, self.version, compute_capability)
 
-    def make_context(self, engine: trt.ICudaEngine) -> trt.IExecutionContext | None:
+    def make_context(
+        self, engine: trt.ICudaEngine, kernels: KernelCache
+    ) -> trt.IExecutionContext | None:
         """A context whose scratch memory is the caller's; None where the library refuses.
 
         TensorRT-RTX would compile kernels for the shapes it meets, in the background, and change to
@@ -75,8 +79,29 @@ class TensorRtApi:
         if self.builds_ahead_of_time:
             strategies = self.trt.DynamicShapesKernelSpecializationStrategy
             config.dynamic_shapes_kernel_specialization_strategy = strategies.NONE
+            kernels.attach(config)
         context: trt.IExecutionContext | None = engine.create_execution_context(config)
         return context
+
+    def check_valid(self, plan: Path) -> None:
+        """Refuse a plan that does not run on the GPU and the driver here, by its first bytes alone.
+
+        TensorRT-RTX builds ahead of time, and says so; TensorRT builds on the GPU that it serves from.
+
+        Raises:
+            EngineError: it does not, in the library's words.
+        """
+        if not self.builds_ahead_of_time:
+            return
+        errors: list[str] = []
+        runtime: trt.Runtime = self.trt.Runtime(make_logger(self.trt, errors.append))
+        with plan.open("rb") as file:
+            validity, diagnostics = runtime.get_engine_validity(
+                file.read(runtime.engine_header_size)
+            )
+        if validity == self.trt.EngineValidity.INVALID:
+            reason = errors[-1] if errors else f"diagnostics {diagnostics:#x}"
+            raise EngineError(f"{plan.name}: does not run here: {reason}")
 
     def check_compute_capability(self, compute_capability: str) -> None:
         """Refuse GPUs that a flavour which builds ahead of time does not build for.

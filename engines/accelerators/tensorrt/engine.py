@@ -20,6 +20,7 @@ from outrider.engines.accelerators.device.tensors import CACHE_DTYPES, ModelTens
 from outrider.engines.accelerators.device.tree_plans import tree_entries
 from outrider.engines.accelerators.device.trees import PlanTrees
 from outrider.engines.accelerators.tensorrt.api import TensorRtApi, installed_apis
+from outrider.engines.accelerators.tensorrt.kernel_cache import KernelCache, kernel_file
 from outrider.engines.accelerators.tensorrt.program import TensorRtProgram
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
@@ -30,7 +31,6 @@ from outrider.engines.bundle.plans import (
     Machine,
     PlanEntry,
     Shape,
-    is_of_model,
     why_unfit,
 )
 
@@ -64,23 +64,26 @@ def open_tensorrt(
     api = serving_api(installed_apis(), manifest, device.compute_capability)
     machine = api.machine(device.compute_capability)
     chosen = choose_engine_plans(manifest, part, machine, with_trees=with_trees)
-    limits = bundle.limits(model, max_batch, with_trees=bool(chosen.verify))
+    limits = bundle.limits(model, max_batch, with_trees=chosen.trees is not None)
+
+    kernels = KernelCache(kernel_file(bundle.root.resolve(), machine))
 
     def load(entry: PlanEntry) -> TensorRtPlan:
-        return TensorRtPlan(api, device, bundle, model, entry)
+        return TensorRtPlan(api, device, bundle, model, entry, kernels)
 
     trees = None
-    if chosen.verify:
-        last = limits.max_context - 1
-        verify, keep = map(load, chosen.verify), map(load, chosen.keep)
-        trees = PlanTrees([*verify], [*keep], device, last_position=last)
+    if chosen.trees is not None:
+        verify, keep = map(load, chosen.trees)
+        trees = PlanTrees([verify], [keep], device, last_position=limits.max_context - 1)
     sources = None
     if model.source is not None:
-        precision = chosen.chains[0].precision
+        precision = chosen.chains.precision
         entry = choose_read_plan(manifest.plans, part, precision=precision, machine=machine)
         sources = PlanSources(load(entry), device, model, model.source, limits)
+    chains = load(chosen.chains)
+    kernels.save()
     return PlanEngine(
-        [load(entry) for entry in chosen.chains],
+        [chains],
         device,
         model,
         limits,
@@ -92,17 +95,15 @@ def open_tensorrt(
 
 
 class EnginePlans(NamedTuple):
-    """Plans of one engine, all of one precision.
+    """Plans of one engine, of one precision and capacity.
 
     Attributes:
-        chains: distinct capacities.
-        verify: those that verify trees, of the same capacities; empty where no trees are taken.
-        keep: those that keep their paths, likewise.
+        chains: the model's.
+        trees: those that verify trees and keep their paths; None where no trees are taken.
     """
 
-    chains: Sequence[PlanEntry]
-    verify: Sequence[PlanEntry] = ()
-    keep: Sequence[PlanEntry] = ()
+    chains: PlanEntry
+    trees: tuple[PlanEntry, PlanEntry] | None = None
 
 
 def choose_engine_plans(
@@ -114,52 +115,29 @@ def choose_engine_plans(
 ) -> EnginePlans:
     """Choose the plans that an engine of a part runs on a machine.
 
-    Trees are taken where the largest cache has plans for them; smaller caches without are then left
-    aside, since a tree may come at any time.
-
     Raises:
         EngineError: no plan fits; says why for each one.
     """
-    chains = choose_plans(manifest.plans, part, machine)
-    if not with_trees:
-        return EnginePlans(chains)
-    precision = chains[0].precision
-    verify, keep = tree_entries(manifest.plans, part, precision=precision, machine=machine)
-    sizes = {plan.capacity for plan in verify}
-    if max(plan.capacity for plan in chains) not in sizes:
+    chains = choose_plan(manifest.plans, part, machine)
+    trees = tree_entries(manifest.plans, part, chains) if with_trees else None
+    if with_trees and trees is None:
         log.info("%s: no plan takes trees; drafts are chains", part)
-        return EnginePlans(chains)
-    sizes &= {plan.capacity for plan in chains}
-    return EnginePlans(
-        *([plan for plan in plans if plan.capacity in sizes] for plans in (chains, verify, keep))
-    )
+    return EnginePlans(chains, trees)
 
 
 def check_plans(bundle: Bundle, index: int) -> None:
-    """Refuse a machine on which the bundle's plans do not run.
-
-    One plan is loaded, the smallest: a driver may refuse what the manifest and the library promise.
+    """Refuse a machine on which the bundle's plans do not run; no plan is loaded.
 
     Raises:
-        EngineError: no TensorRT, no such device, a model without a plan that fits them, or a plan that
-            cannot be loaded, in the library's words.
+        EngineError: no TensorRT, no such device, a model without a plan that fits them, or one that the driver
+            refuses, in the library's words.
     """
     manifest, capability = bundle.manifest, compute_capability(index)
     api = serving_api(installed_apis(), manifest, capability)
-    smallest = smallest_plan(manifest, api.machine(capability))
-    device = CudaDevice(index)
-    try:
-        TensorRtProgram(api, device, bundle, smallest).close()
-    finally:
-        device.close()
-
-
-def smallest_plan(manifest: Manifest, machine: Machine) -> PlanEntry:
-    """Of the models' plans that fit a machine, of which there must be one, the one with the smallest file."""
-    fitting = [
-        plan for plan in manifest.plans if is_of_model(plan.part) and not why_unfit(plan, machine)
-    ]
-    return min(fitting, key=lambda plan: manifest.files[plan.path].size)
+    for part in _models(manifest):
+        api.check_valid(
+            bundle.root / choose_plan(manifest.plans, part, api.machine(capability)).path
+        )
 
 
 def serving_api(
@@ -173,9 +151,9 @@ def serving_api(
     reasons = []
     for api in apis:
         try:
-            for part in ("target",) if manifest.draft is None else ("target", "draft"):
+            for part in _models(manifest):
                 machine = api.machine(compute_capability)
-                precision = choose_plans(manifest.plans, part, machine)[0].precision
+                precision = choose_plan(manifest.plans, part, machine).precision
                 if manifest.text2text is not None:
                     choose_read_plan(manifest.plans, part, precision=precision, machine=machine)
         except EngineError as error:
@@ -185,8 +163,12 @@ def serving_api(
     raise EngineError("; ".join(reasons))
 
 
-def choose_plans(plans: tuple[PlanEntry, ...], part: str, machine: Machine) -> list[PlanEntry]:
-    """Plans of a part that run here, all of one precision: the first of ``PRECISIONS``.
+def _models(manifest: Manifest) -> Sequence[str]:
+    return ("target",) if manifest.draft is None else ("target", "draft")
+
+
+def choose_plan(plans: tuple[PlanEntry, ...], part: str, machine: Machine) -> PlanEntry:
+    """The plan of a part that runs here: of the first of ``PRECISIONS``, the one of the largest cache.
 
     Raises:
         EngineError: there is none; says why each one was left aside.
@@ -200,8 +182,7 @@ def choose_plans(plans: tuple[PlanEntry, ...], part: str, machine: Machine) -> l
         text = "; ".join(reasons) or "the bundle has none"
         raise EngineError(f"no TensorRT plan of the {part} fits: {text}; run {advice}")
     order = {precision: rank for rank, precision in enumerate(PRECISIONS)}
-    best = min(fitting, key=lambda plan: order.get(plan.precision, len(order))).precision
-    return [plan for plan in fitting if plan.precision == best]
+    return min(fitting, key=lambda plan: (order.get(plan.precision, len(order)), -plan.capacity))
 
 
 class TensorRtPlan:
@@ -216,13 +197,14 @@ class TensorRtPlan:
         bundle: Bundle,
         model: ModelEntry,
         entry: PlanEntry,
+        kernels: KernelCache,
     ) -> None:
         if entry.precision not in CACHE_DTYPES:
             raise BundleError(f"{entry.path}: precision {entry.precision!r} is unknown")
         self.entry = entry
         self._device = device
         self._tensors = ModelTensors(model, entry)
-        self._program = TensorRtProgram(api, device, bundle, entry)
+        self._program = TensorRtProgram(api, device, bundle, entry, kernels)
         reads = SOURCE in self._program.inputs
         self._program.check_aliases(self._tensors.source_pairs if reads else self._tensors.pairs)
         num_bytes = self._program.scratch_bytes

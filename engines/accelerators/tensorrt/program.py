@@ -21,6 +21,7 @@ from outrider.engines.accelerators.device.base import (
 from outrider.engines.accelerators.device.cuda import CudaDevice
 from outrider.engines.accelerators.device.recordings import Recordings
 from outrider.engines.accelerators.tensorrt.api import TensorRtApi, make_logger
+from outrider.engines.accelerators.tensorrt.kernel_cache import KernelCache
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.encoder_decoder import SOURCE
@@ -46,10 +47,15 @@ class TensorRtProgram:
     """
 
     def __init__(
-        self, api: TensorRtApi, device: CudaDevice, bundle: Bundle, entry: PlanEntry
+        self,
+        api: TensorRtApi,
+        device: CudaDevice,
+        bundle: Bundle,
+        entry: PlanEntry,
+        kernels: KernelCache,
     ) -> None:
         self.entry = entry
-        self._api = api
+        self._api, self._kernels = api, kernels
         self._device = device
         self._errors: list[str] = []
         self._recordings = Recordings(entry.path, _MAX_RECORDINGS)
@@ -131,7 +137,7 @@ class TensorRtProgram:
         self._spent.clear()
 
     def _make_context(self, profile: int) -> Any:
-        context: trt.IExecutionContext | None = self._api.make_context(self._engine)
+        context: trt.IExecutionContext | None = self._api.make_context(self._engine, self._kernels)
         if context is None or not context.set_optimization_profile_async(
             profile, self._device.stream
         ):

@@ -45,8 +45,6 @@ class BuildOptions:
         precision: of weights, caches and matrix products, one of ``PRECISIONS``.
         gamma: draft tokens per step that the verify profile is tuned for; cut to the bundle's.
         opt_batch: rows that the kernels are tuned for; cut to the bundle's.
-        capacities: cache capacities S beside the largest, which is always built; each is a plan of its
-            own with its own copy of the weights.
         timing_cache: file of measured kernel choices, read and renewed; None for none.
         parts: of ``export.accelerators.tensorrt.parts.PARTS``; empty for all that the bundle has but plans for
             trees, which hold the weights once more.
@@ -57,7 +55,6 @@ class BuildOptions:
     precision: str = "float16"
     gamma: int = 4
     opt_batch: int = DEFAULT_OPT_BATCH
-    capacities: tuple[int, ...] = ()
     timing_cache: Path | None = None
     parts: tuple[str, ...] = ()
 
@@ -65,7 +62,9 @@ class BuildOptions:
 def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     """Build the plans of a bundle, put them into it with their hashes, and load it again.
 
-    Plans of the same part, flavour, version, GPU, precision and capacity are replaced. Plan files
+    Of each part there is one plan, over caches that hold the longest text: a plan has its own copy of the weights, and
+    attention reads no columns that its mask hides whole. Plans of the same part, flavour, version, GPU and precision
+    are replaced, of smaller caches too, which older versions built. Plan files
     carry their hash in their name and are in place before the manifest names them, so a killed
     build leaves the bundle as it was.
 
@@ -83,17 +82,16 @@ def build_plans(root: Path, options: BuildOptions, *, report: Report) -> Bundle:
     _check_precision(options.precision)
     capabilities = _check_capabilities(api, options.compute_capabilities)
     _check_float8(options.precision, capabilities)
-    sizes = _check_capacities(bundle, options.capacities)
+    capacity = plan_capacities(coarse_capacities(bundle.limits(bundle.manifest.target)))[-1]
     parts = plan_parts(bundle, options.parts)
     root = bundle.root
     with scratch_folder(root.parent, f".{root.name}.plans-") as building:
         entries: list[PlanEntry] = []
         for part, capability in product(parts, capabilities):
-            for size in part.capacities(sizes):
-                entry = _plan_entry(api, part, options, capability, size)
-                file = building / f"{len(entries)}.plan"
-                file.write_bytes(_build(api, part, entry, options, building, report))
-                entries.append(_install_file(root, file, entry))
+            entry = _plan_entry(api, part, options, capability, part.own_capacity or capacity)
+            file = building / f"{len(entries)}.plan"
+            file.write_bytes(_build(api, part, entry, options, building, report))
+            entries.append(_install_file(root, file, entry))
         _declare(bundle, entries)
     return load_bundle(root)
 
@@ -179,18 +177,8 @@ def _declare(bundle: Bundle, entries: Sequence[PlanEntry]) -> None:
 
 
 def _kind(plan: PlanEntry) -> PlanEntry:
-    """Return the entry without file and tuning: a new plan replaces one of the same kind."""
-    return replace(plan, path="", profiles=())
-
-
-def _check_capacities(bundle: Bundle, wanted: Sequence[int]) -> tuple[int, ...]:
-    allowed = plan_capacities(coarse_capacities(bundle.limits(bundle.manifest.target)))
-    for size in wanted:
-        if size not in allowed:
-            raise BundleError(
-                f"capacity {size}: this bundle's caches take {', '.join(map(str, allowed))}"
-            )
-    return tuple(sorted({*wanted, allowed[-1]}))
+    """Return the entry without file, tuning and cache: a new plan replaces one of the same kind."""
+    return replace(plan, path="", capacity=0, profiles=())
 
 
 def _check_precision(precision: str) -> None:

@@ -59,7 +59,7 @@ class PlanPart:
         profiles: shapes that its plans are built for.
         derive: its graph for TensorRT's parser; raises BundleError where it cannot be derived.
         weights: storage of its weights in the bundle.
-        own_capacity: of a cache that has one capacity, whatever is asked for.
+        own_capacity: of a cache that is no text's; 0 for that of texts.
     """
 
     name: str
@@ -68,10 +68,6 @@ class PlanPart:
     derive: Derive
     weights: str
     own_capacity: int = 0
-
-    def capacities(self, asked: Sequence[int]) -> Sequence[int]:
-        """Return the capacities of its plans."""
-        return (self.own_capacity,) if self.own_capacity else asked
 
 
 def _model_part(

@@ -18,11 +18,33 @@
 #include <sys/mman.h>
 
 enum { SUCCESS = 0, OUT_OF_MEMORY = 2, NO_DEVICE = 100, VERSION = 13000, PAGE = 4096 };
+enum { CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_ISOLATION = 905 };
 enum { DEVICE_BYTES_LOG2 = 37 };
 enum { HOST_TO_HOST, HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE, BY_ADDRESS };
 /* An H200's: what kernels are chosen by. */
 enum { MAJOR = 9, MINOR = 0, PROCESSORS = 132, WARP = 32, THREADS = 1024, REGISTERS = 65536 };
 enum { SHARED_BYTES = 49152, SHARED_BYTES_OPT_IN = 232448, SHARED_BYTES_OF_PROCESSOR = 233472 };
+
+/* ------------------------------------------------------------------ what a capture forbids */
+
+static int is_capturing, is_invalid;
+
+/* A call that CUDA refuses while this thread records a stream; it ends what was recorded. */
+static int refused_in_capture(const char *call, int error)
+{
+    if (!is_capturing)
+        return SUCCESS;
+    is_invalid = 1;
+    stub_note("refused_in_capture %s", call);
+    return error;
+}
+
+#define NOT_IN_CAPTURE                                                                                                 \
+    do {                                                                                                               \
+        int refusal = refused_in_capture(__func__, CAPTURE_UNSUPPORTED);                                               \
+        if (refusal)                                                                                                   \
+            return refusal;                                                                                            \
+    } while (0)
 
 /* ------------------------------------------------------------------ device memory */
 
@@ -63,16 +85,19 @@ static int is_on_device(const void *pointer)
 
 int cudaMalloc(void **out, size_t size)
 {
+    NOT_IN_CAPTURE;
     stub_note("allocate %zu", size);
     return reserve(out, size);
 }
 
+/* Legal in a capture, but the memory then belongs to the graph. */
 int cudaMallocFromPoolAsync(void **out, size_t size, void *pool, void *stream)
 {
-    return cudaMalloc(out, size);
+    stub_note("allocate %zu", size);
+    return reserve(out, size);
 }
 
-int cudaFree(void *pointer)
+static int release(void *pointer)
 {
     pthread_mutex_lock(&lock);
     for (Piece **link = &pieces; *link; link = &(*link)->next)
@@ -87,15 +112,16 @@ int cudaFree(void *pointer)
     return SUCCESS;
 }
 
-int cudaFreeAsync(void *pointer, void *stream) { return cudaFree(pointer); }
+int cudaFree(void *pointer) { NOT_IN_CAPTURE; return release(pointer); }
+int cudaFreeAsync(void *pointer, void *stream) { return release(pointer); }
 
 static int on_host(void **out, size_t size)
 {
     return posix_memalign(out, 256, size ? size : 1) ? OUT_OF_MEMORY : SUCCESS;
 }
 
-int cudaMallocHost(void **out, size_t size) { return on_host(out, size); }
-int cudaHostAlloc(void **out, size_t size, unsigned flags) { return on_host(out, size); }
+int cudaMallocHost(void **out, size_t size) { NOT_IN_CAPTURE; return on_host(out, size); }
+int cudaHostAlloc(void **out, size_t size, unsigned flags) { NOT_IN_CAPTURE; return on_host(out, size); }
 int cudaFreeHost(void *pointer) { free(pointer); return SUCCESS; }
 
 int cudaMemGetInfo(size_t *unused, size_t *total)
@@ -129,14 +155,18 @@ static int copy(void *to, const void *from, size_t size, int kind, const char *m
     return SUCCESS;
 }
 
-int cudaMemcpy(void *to, const void *from, size_t size, int kind) { return copy(to, from, size, kind, "wait_for_copy"); }
+int cudaMemcpy(void *to, const void *from, size_t size, int kind)
+{
+    NOT_IN_CAPTURE;
+    return copy(to, from, size, kind, "wait_for_copy");
+}
 
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream)
 {
     return copy(to, from, size, kind, "copy");
 }
 
-int cudaMemset(void *to, int value, size_t size)
+int cudaMemsetAsync(void *to, int value, size_t size, void *stream)
 {
     stub_note("set %zu", size);
     if (!is_on_device(to))
@@ -144,20 +174,55 @@ int cudaMemset(void *to, int value, size_t size)
     return SUCCESS;
 }
 
-int cudaMemsetAsync(void *to, int value, size_t size, void *stream) { return cudaMemset(to, value, size); }
+int cudaMemset(void *to, int value, size_t size) { NOT_IN_CAPTURE; return cudaMemsetAsync(to, value, size, NULL); }
 
 /* ------------------------------------------------------------------ kernels */
+
+/* A fat binary: code of some kernels for every architecture. */
+typedef struct Binary {
+    const char *code;
+    int is_used;
+} Binary;
 
 typedef struct Kernel {
     const void *host_function;
     const char *name;
+    Binary *binary;
 } Kernel;
+
+static Binary **binaries;
+static size_t num_binaries;
 
 static Kernel *kernels;
 static size_t num_kernels, kernel_space;
 static int is_sorted;
 
-void **__cudaRegisterFatBinary(void *binary) { static void *handle[8]; return handle; }
+/* What is registered: two numbers of four bytes, then the address of the code. */
+void **__cudaRegisterFatBinary(const void *wrapper)
+{
+    Binary *binary = calloc(1, sizeof *binary);
+    binaries = realloc(binaries, (num_binaries + 1) * sizeof *binaries);
+    if (!binary || !binaries)
+        abort();
+    binary->code = ((const char *const *)wrapper)[1];
+    binaries[num_binaries++] = binary;
+    return (void **)binary;
+}
+
+/* Ranks by address of fat binaries of which a kernel was launched; returns how many there are, ``all`` of how many. */
+size_t stub_used_code(size_t *ranks, size_t room, size_t *all)
+{
+    size_t count = 0;
+    *all = num_binaries;
+    for (size_t i = 0; i < num_binaries; i++) {
+        if (!binaries[i]->is_used || count++ >= room)
+            continue;
+        ranks[count - 1] = 0;
+        for (size_t j = 0; j < num_binaries; j++)
+            ranks[count - 1] += binaries[j]->code < binaries[i]->code;
+    }
+    return count;
+}
 
 int __cudaRegisterFunction(void **handle, const void *host_function, char *device_function, const char *name)
 {
@@ -167,7 +232,7 @@ int __cudaRegisterFunction(void **handle, const void *host_function, char *devic
         if (!kernels)
             abort();
     }
-    kernels[num_kernels++] = (Kernel){host_function, name};
+    kernels[num_kernels++] = (Kernel){host_function, name, (Binary *)handle};
     is_sorted = 0;
     return SUCCESS;
 }
@@ -184,8 +249,10 @@ static int launch(const void *host_function)
     if (!is_sorted)
         qsort(kernels, num_kernels, sizeof *kernels, by_address);
     is_sorted = 1;
-    Kernel wanted = {host_function, NULL};
+    Kernel wanted = {host_function, NULL, NULL};
     Kernel *found = bsearch(&wanted, kernels, num_kernels, sizeof *kernels, by_address);
+    if (found)
+        found->binary->is_used = 1;
     pthread_mutex_unlock(&lock);
     stub_note("launch %.900s", found ? found->name : "?");
     return SUCCESS;
@@ -276,16 +343,17 @@ int cudaGetDeviceProperties(void *out, int index)
 
 enum { NUM_HANDLES = 4096 };
 
-/* Handles are only compared; each is a place in this array. */
+/* Handles are only compared; each is a place in this array, which says of an event whether it was recorded in a
+ * capture. */
+static char places[NUM_HANDLES];
+
 static int make_handle(void **out)
 {
-    static char places[NUM_HANDLES];
     static size_t num_made;
     *out = places + __sync_fetch_and_add(&num_made, 1) % NUM_HANDLES;
+    *(char *)*out = 0;
     return SUCCESS;
 }
-
-static int is_capturing;
 
 int cudaStreamCreate(void **out) { return make_handle(out); }
 int cudaStreamCreateWithFlags(void **out, unsigned flags) { return make_handle(out); }
@@ -294,12 +362,29 @@ int cudaEventCreateWithFlags(void **out, unsigned flags) { return make_handle(ou
 int cudaMemPoolCreate(void **out, const void *properties) { return make_handle(out); }
 int cudaGraphInstantiate(void **out) { return make_handle(out); }
 int cudaGraphLaunch(void *graph, void *stream) { stub_note("replay"); return SUCCESS; }
-int cudaStreamSynchronize(void *stream) { stub_note("wait_for_stream"); return SUCCESS; }
-int cudaEventSynchronize(void *event) { stub_note("wait_for_event"); return SUCCESS; }
-int cudaDeviceSynchronize(void) { stub_note("wait_for_device"); return SUCCESS; }
+int cudaStreamSynchronize(void *stream) { NOT_IN_CAPTURE; stub_note("wait_for_stream"); return SUCCESS; }
+int cudaEventSynchronize(void *event) { NOT_IN_CAPTURE; stub_note("wait_for_event"); return SUCCESS; }
+int cudaDeviceSynchronize(void) { NOT_IN_CAPTURE; stub_note("wait_for_device"); return SUCCESS; }
+int cudaStreamQuery(void *stream) { NOT_IN_CAPTURE; return SUCCESS; }
+int cudaEventQuery(void *event) { NOT_IN_CAPTURE; return SUCCESS; }
+int cudaLaunchHostFunc(void) { NOT_IN_CAPTURE; return SUCCESS; }
+int cudaStreamAddCallback(void) { NOT_IN_CAPTURE; return SUCCESS; }
+
+int cudaEventRecord(void *event, void *stream)
+{
+    *(char *)event = is_capturing;
+    return SUCCESS;
+}
+
+/* A recorded stream waits for recorded work only. */
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    return *(char *)event ? SUCCESS : refused_in_capture(__func__, CAPTURE_ISOLATION);
+}
 
 int cudaStreamBeginCapture(void *stream, int mode)
 {
+    NOT_IN_CAPTURE;
     is_capturing = 1;
     stub_note("begin_capture");
     return SUCCESS;
@@ -307,9 +392,10 @@ int cudaStreamBeginCapture(void *stream, int mode)
 
 int cudaStreamEndCapture(void *stream, void **graph)
 {
-    is_capturing = 0;
+    int was_invalid = is_invalid;
+    is_capturing = is_invalid = 0;
     stub_note("end_capture");
-    return make_handle(graph);
+    return was_invalid ? CAPTURE_INVALIDATED : make_handle(graph);
 }
 
 int cudaStreamIsCapturing(void *stream, int *status) { *status = is_capturing; return SUCCESS; }

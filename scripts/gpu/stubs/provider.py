@@ -15,7 +15,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-from outrider.engines.accelerators.device.base import Call, DeviceTensor, HostDevice
+from outrider.engines.accelerators.device.base import (
+    Call,
+    DeviceTensor,
+    HostDevice,
+    NotRecordedError,
+)
 from outrider.engines.accelerators.onnx.bound_session import BoundSession
 from outrider.engines.base import EngineError
 from outrider.engines.onnx.session import open_session
@@ -31,6 +36,8 @@ _TYPES = {
     "tensor(int32)": np.int32,
 }
 _CUDA, _DEVICE_MEMORY = "CUDAExecutionProvider", "Cuda"
+# Of cudaStreamBeginCapture, as CudaDevice asks for it.
+_THREAD_LOCAL = 1
 # Parts of kernels' names, in the order in which they are looked for.
 _ATTENTION = {
     "cudnn plan": "cuDNN",
@@ -119,17 +126,35 @@ class StubDevice(HostDevice):
         handle = ctypes.c_void_p()
         self._library = ctypes.CDLL("libcudart.so.13")
         self._library.stub_take_events.restype = ctypes.c_char_p
+        self._library.stub_used_code.restype = ctypes.c_size_t
         self._library.cudaStreamCreate(ctypes.byref(handle))
         assert handle.value is not None
         self.stream = handle.value
 
     def capture(self, enqueue: Callable[[], None]) -> StubRecording:
-        """Record on the stub's stream, which fails as CUDA does where something cannot be recorded."""
-        self._library.cudaStreamBeginCapture(ctypes.c_void_p(self.stream), 1)
-        enqueue()
-        graph = ctypes.c_void_p()
-        self._library.cudaStreamEndCapture(ctypes.c_void_p(self.stream), ctypes.byref(graph))
+        """Record on the stub's stream.
+
+        Raises:
+            NotRecordedError: something was asked for that CUDA refuses while a stream is recorded.
+        """
+        stream, graph = ctypes.c_void_p(self.stream), ctypes.c_void_p()
+        self._library.cudaStreamBeginCapture(stream, _THREAD_LOCAL)
+        try:
+            enqueue()
+        except EngineError as error:
+            self._library.cudaStreamEndCapture(stream, ctypes.byref(graph))
+            raise NotRecordedError(str(error)) from error
+        if status := self._library.cudaStreamEndCapture(stream, ctypes.byref(graph)):
+            raise NotRecordedError(f"the capture ended with CUDA's error {status}")
         return StubRecording(self._library, graph, self.stream)
+
+    def used_code(self) -> tuple[list[int], int]:
+        """Return the provider's fat binaries of which a kernel was launched, by rank, and of how many they are."""
+        total = ctypes.c_size_t()
+        room = self._library.stub_used_code(None, ctypes.c_size_t(0), ctypes.byref(total))
+        ranks = (ctypes.c_size_t * max(1, room))()
+        self._library.stub_used_code(ranks, ctypes.c_size_t(room), ctypes.byref(total))
+        return sorted(ranks[:room]), total.value
 
     def take_events(self) -> list[str]:
         """Return what was asked of CUDA since the last call, in order."""
@@ -164,6 +189,31 @@ def place(path: Path, name: str, shapes: list[Mapping[str, int]], device: StubDe
     except EngineError as error:
         found.failure = str(error)
     return found
+
+
+def record_round(
+    draft: Path, target: Path, sizes: Mapping[str, int], gamma: int, device: StubDevice
+) -> list[str]:
+    """Return the events of a round's models recorded as one CUDA graph: draft steps, then a verification.
+
+    Raises:
+        NotRecordedError: something was asked for that CUDA refuses while a stream is recorded.
+    """
+    calls = []
+    for path, tokens, count in ((draft, 1, gamma), (target, gamma + 1, 1)):
+        session = open_session(path, device="cuda", stream=device.stream)
+        bound = BoundSession(session, device)
+        call = _call(session, {**sizes, "tokens": tokens}, device)
+        calls += [(bound, call)] * count
+
+    def enqueue() -> None:
+        for bound, call in calls:
+            bound.run(call)
+
+    enqueue()  # allocates, and plans
+    device.take_events()
+    device.capture(enqueue).launch()
+    return device.take_events()
 
 
 def _note_places(session: onnxruntime.InferenceSession, found: Placement) -> None:

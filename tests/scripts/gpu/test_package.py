@@ -40,6 +40,17 @@ def test_code_of_other_gpus_becomes_zeros_and_nothing_else_changes() -> None:
         keep_architecture(bytearray(whole), 75)
 
 
+def test_code_that_no_graph_uses_becomes_zeros_too() -> None:
+    codes = [fat_binary(entry(80, b"a" * 50), entry(90, code * 30)) for code in (b"b", b"c", b"d")]
+    data = bytearray(b"".join(codes))
+    assert keep_architecture(data, 90, ([0, 2], 3)) == 3 * 50 + 30
+    assert b"b" * 30 in data
+    assert b"c" * 30 not in data
+    assert b"d" * 30 in data
+    with pytest.raises(ValueError, match="3 fat binaries, 4 were expected"):
+        keep_architecture(data, 90, ([0], 4))
+
+
 def test_parts_are_small_and_unpack_to_what_was_packed(tmp_path: Path) -> None:
     folder, out, again = (tmp_path / name for name in ("folder", "out", "again"))
     (folder / "site").mkdir(parents=True)

@@ -85,6 +85,15 @@ def found(
     out = root / "found.json"
     done = run_on_stubs("-m", "scripts.gpu.placement", *bundles, "--json", str(out))
     assert done.stdout.startswith("| graph |")
+    whole = [line for line in done.stdout.splitlines() if "a round of gamma 4" in line]
+    assert len(whole) == len(WEIGHTS) + 1
+    # The mutant is refused when it is opened.
+    assert [MUTANT in line for line in whole] == ["cannot" in line for line in whole]
+    assert all(
+        " 0 of them from the host, 0 allocations, 1 replay" in line
+        for line in whole
+        if MUTANT not in line
+    )
     return {one["graph"]: one for one in json.loads(out.read_text())}
 
 

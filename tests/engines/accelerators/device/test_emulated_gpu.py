@@ -31,6 +31,7 @@ from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.settings import ServeOptions
 
+from tests.emulation import tensorrt_runtime
 from tests.emulation.cuda_runtime import EmulatedCuda
 from tests.emulation.install import emulate
 from tests.engines.accelerators.halves import halve_bundle
@@ -56,7 +57,7 @@ def root(tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         emulate(patch)
         for parts in ((), ("trees",)):
-            options = BuildOptions(precision="float32", parts=parts, capacities=(128,))
+            options = BuildOptions(precision="float32", parts=parts)
             build_plans(root, options, report=lambda *step: None)
     return root
 
@@ -313,7 +314,7 @@ def test_auto_takes_plans_that_run_then_the_provider_then_the_host(
     cuda.loads_plans = False
     choice = choose_device("auto", bundle)
     assert str(choice.device) == "cuda:0"
-    assert "cannot be loaded: the driver is too old" in choice.reason
+    assert "does not run here: the driver is too old" in choice.reason
     with pytest.raises(EngineError, match="device 1: this machine has 1 CUDA devices"):
         open_pair(bundle, device="cuda:1")
     without = load_bundle(tiny_bundle)
@@ -328,6 +329,40 @@ def test_auto_takes_plans_that_run_then_the_provider_then_the_host(
     assert str(choice.device) == "cpu"
     assert "this machine has 9.0" in choice.reason
     assert "has no CUDAExecutionProvider" in choice.reason
+
+
+def test_kernels_are_compiled_at_the_first_start_alone(
+    cuda: EmulatedCuda, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(root, tmp_path / "bundle"))
+    compiled = []
+    for _ in range(2):
+        open_pair(load_bundle(copy), device="tensorrt:0").close()
+        compiled.append(cuda.num_compiled)
+    (file,) = (tmp_path / "bundle.kernels").iterdir()
+    assert file.name.startswith("rtx-")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert compiled == [2, 2]
+    monkeypatch.setattr(tensorrt_runtime.Cache, "environment", "another driver")
+    open_pair(load_bundle(copy), device="tensorrt:0").close()
+    assert cuda.num_compiled == 4
+    file.chmod(0o666)  # anybody could have written it
+    open_pair(load_bundle(copy), device="tensorrt:0").close()
+    assert cuda.num_compiled == 6
+    file.unlink()
+    file.mkdir()  # where nothing can be kept
+    open_pair(load_bundle(copy), device="tensorrt:0").close()
+    assert cuda.num_compiled == 8
+    assert [*(tmp_path / "bundle.kernels").iterdir()] == [file]
+
+
+def test_choosing_a_device_loads_no_plan(cuda: EmulatedCuda, root: Path) -> None:
+    """A start used to load the smallest plan twice."""
+    bundle = load_bundle(root)
+    assert str(choose_device("auto", bundle).device) == "tensorrt:0"
+    assert cuda.num_loaded == 0
+    open_pair(bundle, device="auto").close()
+    assert cuda.num_loaded == 2
 
 
 def test_bfloat16_is_refused_where_nothing_multiplies_in_it(
@@ -370,7 +405,7 @@ def test_a_server_opens_on_plans_alone(
     parts = serving.worker._parts
     assert parts.rounds is not None
     assert parts.target.limits.max_tree_nodes > 0
-    assert [plan.entry.capacity for plan in parts.target._plans] == [128, 768]
+    assert [plan.entry.capacity for plan in parts.target._plans] == [768]
 
 
 @pytest.mark.parametrize("device", ["tensorrt:0", "cuda:0"])

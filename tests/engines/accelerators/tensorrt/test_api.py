@@ -27,6 +27,14 @@ RTX_ONLY = {
     "set_compute_capability",
     "DynamicShapesKernelSpecializationStrategy",
     "dynamic_shapes_kernel_specialization_strategy",
+    "EngineValidity",
+    "INVALID",
+    "engine_header_size",
+    "get_engine_validity",
+    "IRuntimeCache",
+    "create_runtime_cache",
+    "deserialize",
+    "set_runtime_cache",
 }
 
 

@@ -3,7 +3,6 @@
 import ast
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from cuda.bindings import runtime as cudart
@@ -11,9 +10,8 @@ from outrider.engines.accelerators.device import cuda as cuda_device
 from outrider.engines.accelerators.tensorrt.api import TensorRtApi
 from outrider.engines.accelerators.tensorrt.engine import (
     choose_engine_plans,
-    choose_plans,
+    choose_plan,
     serving_api,
-    smallest_plan,
 )
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.manifest import Manifest, ModelEntry
@@ -24,7 +22,8 @@ from tests.engines.bundle.test_plans import PLAN
 MACHINE = Machine("rtx", "1", "8.0")
 
 
-def test_plans_that_fit_are_taken_and_the_others_are_not() -> None:
+def test_of_plans_that_fit_the_one_of_the_largest_cache_is_taken() -> None:
+    """Older bundles have plans of smaller caches too, each with its own weights."""
     small = replace(PLAN, capacity=128)
     others = (
         replace(PLAN, flavour="tensorrt"),
@@ -33,31 +32,18 @@ def test_plans_that_fit_are_taken_and_the_others_are_not() -> None:
         replace(PLAN, part="draft"),
         replace(PLAN, precision="float32"),
     )
-    assert choose_plans((*others, PLAN, small), "target", MACHINE) == [PLAN, small]
-
-
-def test_the_plan_that_is_tried_is_the_smallest_of_a_model() -> None:
-    """Not of the sampler, which older bundles have plans of."""
-    sizes = {"a": 3, "b": 2, "sampler": 1, "other": 0}
-    plans = (
-        replace(PLAN, path="a"),
-        replace(PLAN, path="b", part="draft/tree.onnx"),
-        replace(PLAN, path="sampler", part="sampler/judge_full.onnx"),
-        replace(PLAN, path="other", version="2"),
-    )
-    files = {path: SimpleNamespace(size=size) for path, size in sizes.items()}
-    assert smallest_plan(SimpleNamespace(plans=plans, files=files), MACHINE).path == "b"
+    assert choose_plan((*others, small, PLAN), "target", MACHINE) == PLAN
 
 
 def test_a_wider_precision_serves_where_no_narrow_one_was_built() -> None:
     wide = replace(PLAN, precision="float32")
-    assert choose_plans((wide,), "target", MACHINE) == [wide]
+    assert choose_plan((wide,), "target", MACHINE) == wide
 
 
 def test_without_a_fitting_plan_every_reason_is_given() -> None:
     plans = (replace(PLAN, version="2"), replace(PLAN, compute_capability="8.6"))
     with pytest.raises(EngineError) as caught:
-        choose_plans(plans, "target", MACHINE)
+        choose_plan(plans, "target", MACHINE)
     text = str(caught.value)
     assert "built for version 2, this machine has 1" in text
     assert "built for compute capability 8.6, this machine has 8.0" in text
@@ -100,7 +86,7 @@ def test_of_two_flavours_the_one_with_plans_serves() -> None:
 
 def test_a_bundle_without_plans_says_how_to_build_them() -> None:
     with pytest.raises(EngineError, match="of the draft fits: the bundle has none; run outrider"):
-        choose_plans((PLAN,), "draft", MACHINE)
+        choose_plan((PLAN,), "draft", MACHINE)
 
 
 def for_trees(plan: PlanEntry) -> list[PlanEntry]:
@@ -111,21 +97,15 @@ def test_plans_for_trees_are_taken_with_those_for_chains() -> None:
     verify, keep = for_trees(PLAN)
     manifest = manifest_with(PLAN, verify, keep)
     chosen = choose_engine_plans(manifest, "target", MACHINE, with_trees=True)
-    assert chosen == ([PLAN], [verify], [keep])
+    assert chosen == (PLAN, (verify, keep))
     chosen = choose_engine_plans(manifest, "target", MACHINE, with_trees=False)
-    assert chosen == ([PLAN], (), ())
+    assert chosen == (PLAN, None)
 
 
-def test_with_trees_only_caches_are_used_that_take_them() -> None:
+def test_trees_are_taken_in_the_cache_of_chains_alone() -> None:
     small = replace(PLAN, capacity=128)
-    verify, keep = for_trees(PLAN)
-    chosen = choose_engine_plans(
-        manifest_with(small, PLAN, verify, keep), "target", MACHINE, with_trees=True
-    )
-    assert chosen == ([PLAN], [verify], [keep])
     only_small = manifest_with(small, PLAN, *for_trees(small))
-    chosen = choose_engine_plans(only_small, "target", MACHINE, with_trees=True)
-    assert chosen == ([small, PLAN], (), ())
+    assert choose_engine_plans(only_small, "target", MACHINE, with_trees=True) == (PLAN, None)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +114,7 @@ def test_with_trees_only_caches_are_used_that_take_them() -> None:
 def test_plans_for_trees_that_do_not_match_leave_chains(change: dict[str, str]) -> None:
     manifest = manifest_with(PLAN, *(replace(plan, **change) for plan in for_trees(PLAN)))
     chosen = choose_engine_plans(manifest, "target", MACHINE, with_trees=True)
-    assert chosen == ([PLAN], (), ())
+    assert chosen == (PLAN, None)
 
 
 def test_every_name_of_the_cuda_runtime_exists() -> None:

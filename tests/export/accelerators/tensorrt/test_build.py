@@ -10,7 +10,8 @@ from outrider.engines.accelerators.backends import TensorRtBackend
 from outrider.engines.accelerators.device.cuda import compute_capability
 from outrider.engines.accelerators.device.sources import choose_read_plan
 from outrider.engines.accelerators.tensorrt.api import RTX, find_api
-from outrider.engines.accelerators.tensorrt.engine import choose_engine_plans, smallest_plan
+from outrider.engines.accelerators.tensorrt.engine import choose_engine_plans, choose_plan
+from outrider.engines.accelerators.tensorrt.kernel_cache import KernelCache, kernel_file
 from outrider.engines.accelerators.tensorrt.program import TensorRtProgram
 from outrider.engines.base import BundleError, EngineError
 from outrider.engines.bundle.bundle import load_bundle
@@ -136,7 +137,7 @@ def test_trees_have_plans_of_their_own_where_they_are_asked_for(copy: Path) -> N
         assert manifest.files[tree.path].size > 2 * manifest.files[keep.path].size
         machine = Machine(RTX, VERSION, "8.0")
         chosen = choose_engine_plans(manifest, part, machine, with_trees=True)
-        assert chosen == ([chain], [tree], [keep])
+        assert chosen == (chain, (tree, keep))
 
 
 def test_a_bundle_without_trees_is_given_no_plans_for_them(tiny_bundle: Path) -> None:
@@ -183,7 +184,6 @@ def test_a_plan_without_a_hash_is_refused(copy: Path) -> None:
             BundleError,
             "must be one of float32, float16, bfloat16, float8",
         ),
-        ({"capacities": (100,)}, BundleError, "capacity 100: this bundle's caches take 128, 256"),
         ({"flavour": "cudnn"}, EngineError, "must be one of tensorrt, rtx"),
         ({"compute_capabilities": ("9.9",)}, EngineError, r"builds for 7\.5, 8\.0"),
         (
@@ -222,13 +222,14 @@ def test_an_impossible_build_is_refused_and_changes_nothing(
 @pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the plan would be loaded")
 def test_a_plan_that_the_driver_refuses_is_refused_in_the_librarys_words(built: Path) -> None:
     bundle, api = load_bundle(built), find_api(RTX)
-    machine = Machine(RTX, VERSION, "8.0")
-    plan = smallest_plan(bundle.manifest, machine)
-    sizes = [bundle.manifest.files[one.path].size for one in bundle.manifest.plans]
-    assert bundle.manifest.files[plan.path].size == min(sizes)
+    plan = choose_plan(bundle.manifest.plans, "draft", Machine(RTX, VERSION, "8.0"))
     # Without a GPU nothing gets as far as the device.
+    name = re.escape(Path(plan.path).name)
+    with pytest.raises(EngineError, match=rf"{name}: does not run here: .*driver"):
+        api.check_valid(bundle.root / plan.path)
+    kernels = KernelCache(kernel_file(bundle.root, Machine(RTX, VERSION, "8.0")))
     with pytest.raises(EngineError, match=rf"{re.escape(plan.path)}: cannot be loaded: .*CUDA"):
-        TensorRtProgram(api, None, bundle, plan)
+        TensorRtProgram(api, None, bundle, plan, kernels)
 
 
 @pytest.mark.skipif(not has_no_gpu(), reason="a GPU is here, so the build would succeed")

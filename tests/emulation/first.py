@@ -1,0 +1,35 @@
+"""``scripts.gpu.first.run`` on an emulated GPU, in a process of its own: python -m tests.emulation.first."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import typer
+from outrider.engines.devices import CPU
+from typer.testing import CliRunner
+
+from tests.emulation.gpu_check import use_small_sizes
+from tests.emulation.install import emulate
+from tests.emulation.kernels.host import sample_on_host
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; the exit code is its own."""
+    patch = pytest.MonkeyPatch()
+    if CPU in arguments:
+        sample_on_host(patch)
+    else:
+        emulate(patch)
+        use_small_sizes(patch)
+    from scripts.gpu.first.run import main as first
+
+    app = typer.Typer()
+    app.command()(first)
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    print(result.output)
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
