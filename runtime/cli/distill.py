@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -55,6 +55,11 @@ class _Work:
     draft_vocabulary: int
     yes: bool
 
+    @property
+    def clock(self) -> Callable[[], float]:
+        """What seconds are counted by."""
+        return time.process_time if self.cpu_time else time.monotonic
+
 
 def distill(
     target: Annotated[
@@ -80,7 +85,9 @@ def distill(
     costs: Annotated[
         Path | None, typer.Option(help="Folder for measured step costs; default: as serve.")
     ] = None,
-    cpu_time: Annotated[bool, typer.Option("--cpu-time", help="Count processor seconds.")] = False,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Count processor seconds, of --hours too.")
+    ] = False,
     draft_vocabulary: Annotated[
         int, typer.Option(min=1, help="Ids that a head can propose.")
     ] = 8192,
@@ -143,7 +150,7 @@ def _make_corpus(work: _Work, bundle: Path, progress: BuildProgress) -> _Answere
     from outrider.runtime.offline.rig import RigOptions, open_rig
     from outrider.runtime.serving.factory import open_chats
 
-    began, share = time.monotonic(), 1.0 if work.kind is Kind.NGRAM else SHARE_OF_ANSWERS
+    began, share = work.clock(), 1.0 if work.kind is Kind.NGRAM else SHARE_OF_ANSWERS
     options = RigOptions(
         max_batch=SERVED_ROWS, num_threads=work.threads, knows_costs=True, costs_folder=work.costs,
         counts_processor=work.cpu_time,
@@ -158,7 +165,7 @@ def _make_corpus(work: _Work, bundle: Path, progress: BuildProgress) -> _Answere
         )  # fmt: skip
         written = write_answers(
             rig, asked, work.out / "answers.jsonl", num_answers=work.answers, max_tokens=work.max_tokens,
-            most_s=3600 * work.hours * share, report=progress.report,
+            most_s=3600 * work.hours * share, report=progress.report, clock=work.clock,
         )  # fmt: skip
         corpus = work.out / "corpus"
         shutil.rmtree(corpus, ignore_errors=True)
@@ -166,7 +173,7 @@ def _make_corpus(work: _Work, bundle: Path, progress: BuildProgress) -> _Answere
         num_tokens = write_datastore(learnt, corpus, vocab_size=manifest.target.vocab_size)
         typer.echo(
             f"{len(learnt)} answers, {num_tokens} tokens, {len(written) - len(learnt)} more held out; "
-            f"{(time.monotonic() - began) / 60:.1f} minutes"
+            f"{(work.clock() - began) / 60:.1f} minutes"
         )
         found = compare(rig, corpus, written)
         costs = {kind: step_costs(rig, written, is_greedy=kind) for kind in found}
@@ -233,7 +240,7 @@ def _make_head(work: _Work, progress: BuildProgress) -> None:
         heads.train(
             training, texts, work.out,
             seconds=3600 * work.hours * (1 - SHARE_OF_ANSWERS),
-            report=lambda one: _say_tenth(one, answered),
+            report=lambda one: _say_tenth(one, answered), clock=work.clock,
         )  # fmt: skip
     _say_outcome(training.judged[-1][1], answered)
     head = work.out / "head"
