@@ -1,4 +1,4 @@
-"""The tokens of a pair: one vocabulary for both models or maps between two, and what a bundle gets to make texts tokens."""
+"""The tokens of a pair: one vocabulary or maps between two, and what a bundle gets to make texts tokens."""
 
 from __future__ import annotations
 

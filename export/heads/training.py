@@ -197,14 +197,12 @@ def save_head(
     (folder / "config.json").write_text(json.dumps(fields, indent=2, default=str) + "\n")
 
 
-def teacher(checkpoint: Checkpoint, num_threads: int) -> PreTrainedModel:
-    """Return a target as it is learnt from, in float32, and compute with so many threads; 0 for PyTorch's own number.
+def teacher(checkpoint: Checkpoint) -> PreTrainedModel:
+    """Return a target as it is learnt from, in float32.
 
     Raises:
         BundleError: its weights cannot be read.
     """
-    if num_threads:
-        torch.set_num_threads(num_threads)
     return checkpoint.decoder_of(checkpoint.load_as(torch.float32))
 
 

@@ -49,7 +49,6 @@ class _Work:
     answers: int
     is_chat: bool
     weights: str | None
-    threads: int
     costs: Path | None
     cpu_time: bool
     draft_vocabulary: int
@@ -81,7 +80,6 @@ def distill(
     weights: Annotated[
         str | None, typer.Option(help="Of the bundle that answers, as for export.")
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0: one per physical core.")] = 0,
     costs: Annotated[
         Path | None, typer.Option(help="Folder for measured step costs; default: as serve.")
     ] = None,
@@ -98,7 +96,7 @@ def distill(
 
     work = _Work(
         target=target, prompts=prompts, out=out, kind=kind, hours=hours, max_tokens=max_tokens, answers=answers,
-        is_chat=chat, weights=weights, threads=threads, costs=costs, cpu_time=cpu_time,
+        is_chat=chat, weights=weights, costs=costs, cpu_time=cpu_time,
         draft_vocabulary=draft_vocabulary, yes=yes,
     )  # fmt: skip
     end_on_sigterm()
@@ -152,7 +150,7 @@ def _make_corpus(work: _Work, bundle: Path, progress: BuildProgress) -> _Answere
 
     began, share = work.clock(), 1.0 if work.kind is Kind.NGRAM else SHARE_OF_ANSWERS
     options = RigOptions(
-        max_batch=SERVED_ROWS, num_threads=work.threads, knows_costs=True, costs_folder=work.costs,
+        max_batch=SERVED_ROWS, knows_costs=True, costs_folder=work.costs,
         counts_processor=work.cpu_time,
     )  # fmt: skip
     with closing(open_rig(bundle, options)) as rig:
@@ -217,7 +215,7 @@ def _make_head(work: _Work, progress: BuildProgress) -> None:
     work.out.mkdir(parents=True, exist_ok=True)
     with located({"target": work.target}, work.out, Progress(progress.say)) as found:
         checkpoint = open_checkpoint(found["target"].path, max_context=None)
-        model = heads.teacher(checkpoint, work.threads)
+        model = heads.teacher(checkpoint)
         untrained = work.out / "untrained"
         heads.save_untrained(model, work.draft_vocabulary, untrained)
         bundle = _export(work, untrained, work.out / "with-head", progress)

@@ -30,7 +30,7 @@ def checkpoint(tiny_checkpoints: tuple[Path, Path]) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Checkpoint) -> PreTrainedModel:
-    return heads.teacher(checkpoint, 1)
+    return heads.teacher(checkpoint)
 
 
 @pytest.fixture(scope="module")
