@@ -19,7 +19,7 @@ LEAST_S = 1e-9  # of a call: a clock that is too coarse for it must not make it 
 def extend_call(
     engine: Engine, rows: int, tokens: int, *, times: int = 1, is_tree: bool = False
 ) -> Call:
-    """Return a call that extends so many free slots by so many tokens each, ``times`` times; all logits are wanted, or a head's last.
+    """Return a call that extends so many free slots by so many tokens each, ``times`` times, with all logits.
 
     The tokens of a tree are all children of its root: a pass costs by its width alone.
     """
