@@ -2,7 +2,9 @@
 
 Times are those of real calls of the engines over the shapes that occur when requests are served. Calls of target and
 draft alternate as they do in service, where each pushes the other's weights out of the processor's caches. All calls
-are made in rounds; a table of which two halves disagree says so, and served steps correct it.
+are made in rounds; a table of which two halves disagree says so, and served steps correct it. A start waits for all
+this, so that of slow models little is measured: one row at several widths, from which follow more rows where a call
+costs by its tokens in all.
 The engines are the caller's to close and must not serve: a cache that grew for a long context makes calls slower.
 """
 
@@ -17,7 +19,7 @@ import numpy as np
 from outrider.engines.base import Engine, Span
 from outrider.engines.kv_cache import MIN_SPAN, capacities
 from outrider.engines.sampling.base import Sampler
-from outrider.runtime.calibration.fitting import Seconds, fit_model
+from outrider.runtime.calibration.fitting import Seconds, fit_model, monotone
 from outrider.runtime.calibration.host import measure_host
 from outrider.runtime.calibration.reads import measure_reads, read_everywhere
 from outrider.runtime.calibration.timing import Call, Clock, extend_call, time_calls, timed, typical
@@ -31,10 +33,11 @@ DRAFT_CALLS = 2  # behind one of the target: the first finds the target's weight
 CATCH_UP_SPANS = (2, 16, 64, 256)  # tokens that a draft model missed, up to all that one call takes
 LONG_CONTEXT = 480  # tokens of the second point of the line through capacity: four times the first, beyond the noise
 LONG_ROWS = 4  # of both points: every row adds to the difference
-WARM_SHARE = 0.2  # of the time, for one call of every shape; larger batches are extrapolated, as two rounds follow
+WARM_SHARE = 0.2  # of the time, for one call of every shape; larger batches are derived, as two rounds follow
 TREE_SHARE = 0.2  # of the time, after which passes over trees begin no second number of rows
 READ_SHARE = 0.2  # of the time, after which reads of one engine begin no second number of rows
 LENGTH_SHARE = 0.1  # of the time, for each of the two points of the line through capacity
+LENGTH_CALLS = 4  # that must fit in it: a difference between fewer is of the machine's noise
 CATCH_UP_SHARE = 0.2  # of the time, within which a longer span has to end; times are linear in it
 LEAST_ROUNDS = 2  # made however long they take: fewer could not disagree
 AGREEING = 0.8  # share of the calls that must agree: fitting corrects a few disturbed ones by their neighbours
@@ -49,7 +52,7 @@ class Budget:
         repeats: rounds at most.
     """
 
-    total_s: float = 4.0
+    total_s: float = 2.0
     repeats: int = 8
 
 
@@ -82,10 +85,16 @@ def calibrate(
         replace(of_model, position_s=_position_s(engine, budget, clock))
         for of_model, engine in zip(costs, engines, strict=True)
     ]
+    catch_up = None if draft is None else _measure_catch_up(draft, budget, clock)
+    spans_of = [costs[0], catch_up]
+    costs = [
+        _with_rows(of_model, spans, engine.limits.max_batch) if engine.packs_rows else of_model
+        for of_model, spans, engine in zip(costs, spans_of, engines, strict=False)
+    ]
     return CostTable(
         target=costs[0],
         draft=None if draft is None else costs[1],
-        catch_up=None if draft is None else _measure_catch_up(draft, budget, clock),
+        catch_up=catch_up,
         host=measure_host(target.limits, sampler, decoder, max_gamma, clock),
         capacities=capacities(target.limits),
         disagreement=disagreement,
@@ -142,7 +151,10 @@ def _disagreement(rounds: Sequence[Sequence[float]]) -> float:
 
 
 def _position_s(engine: Engine, budget: Budget, clock: Clock) -> float:
-    """Return what a further cache position costs a row: the same call before and after the cache grew."""
+    """Return what a further cache position costs a row: the same call before and after the cache grew.
+
+    It is 0 where calls take too long for that; steps of all lengths are then dearer alike than the table says.
+    """
     limits, sizes = engine.limits, capacities(engine.limits)
     length = min(LONG_CONTEXT, limits.max_context)
     grown = next(size for size in sizes if size >= length) - sizes[0]
@@ -150,10 +162,23 @@ def _position_s(engine: Engine, budget: Budget, clock: Clock) -> float:
         return 0.0
     rows, most_s = min(LONG_ROWS, limits.max_batch), LENGTH_SHARE * budget.total_s
     calls = [extend_call(engine, rows, MIN_SPAN)]
+    if LENGTH_CALLS * timed(calls, clock)[0] > most_s:
+        return 0.0
     short_s = time_calls(calls, budget.repeats, clock, most_s)
     _lengthen(engine, length)
     long_s = time_calls(calls, budget.repeats, clock, most_s)
     return max(0.0, float(long_s[0] - short_s[0])) / (grown * rows)
+
+
+def _with_rows(costs: ModelCosts, spans: ModelCosts | None, most: int) -> ModelCosts:
+    """Return costs with the rows up to ``most`` that were not measured, from those of one row's ``spans``."""
+    missing = [n for n in (*(n for n in BATCHES if n < most), most) if n > costs.batches[-1]]
+    if spans is None or not missing:
+        return costs
+    rows = [[spans.extend_s(1, n * width, costs.capacity) for width in costs.tokens] for n in missing]
+    grid = monotone(np.array([*costs.seconds, *rows]))
+    seconds = tuple(tuple(row) for row in grid.tolist())
+    return replace(costs, batches=(*costs.batches, *missing), seconds=seconds)
 
 
 def _lengthen(engine: Engine, length: int) -> None:

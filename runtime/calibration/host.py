@@ -20,7 +20,7 @@ from outrider.runtime.loop.step_context import ServedEngines
 from outrider.runtime.loop.worker import Worker
 
 # The host's time is taken as linear in rows and in draft tokens: two points of each, gamma 0 being one.
-ROWS, GAMMA = (1, 16), 4
+ROWS, GAMMA = (1, 8), 4
 STEPS = 3  # timed of each kind, rows and gamma: 36 in all, which take far less time than the engines' calls
 LOGITS_STD = 3.0  # about a trained model's, so that as many candidates are kept
 KINDS = {  # temperature and mode of a request of the kind

@@ -17,7 +17,7 @@ from typing import Any
 
 from outrider.runtime.gamma.costs import CostTable, HostCosts, ModelCosts, RowCosts, RowKind
 
-SCHEMA = 8  # rises with what is measured and how: an older table has another name, and is not found
+SCHEMA = 9  # rises with what is measured and how: an older table has another name, and is not found
 UNFINISHED = ".new"
 NAME_DIGITS = 16
 ABANDONED_S = 3600.0
