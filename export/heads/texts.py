@@ -121,7 +121,14 @@ def batch_of(texts: Sequence[Text]) -> Batch:
 
 
 def frequent_ids(texts: Sequence[Text], vocab_size: int, num_ids: int) -> Tensor:
-    """Return the ids [num_ids] int64, ascending, that are most often among the target's four likeliest in answers."""
-    likely = [one.best[one.lesson.num_prompt - 1 :, :4].flatten() for one in texts]
+    """Return the ids [num_ids] int64, ascending, that are most often among the target's four likeliest in answers.
+
+    Texts that are held out do not count.
+    """
+    likely = [
+        one.best[one.lesson.num_prompt - 1 :, :4].flatten()
+        for one in texts
+        if not one.lesson.is_held_out
+    ]
     counts = torch.bincount(torch.cat(likely), minlength=vocab_size)
     return counts.argsort(descending=True, stable=True)[:num_ids].sort().values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -114,6 +115,24 @@ def test_a_head_learns_and_is_read_back_as_it_was_trained(
         wanted, _ = head_answers(part.checkpoint, part.embedding, features[:-1], text.tokens[1:])
     torch.testing.assert_close(
         own, wanted[NUM_PROMPT - 1 : -1].log_softmax(-1), rtol=1e-3, atol=1e-3
+    )
+
+
+def test_ids_are_the_likeliest_of_answers_that_are_learnt_from(texts: list[Text]) -> None:
+    counts = Counter(
+        token
+        for text in texts
+        for row in text.best[NUM_PROMPT - 1 :, :4].tolist()
+        for token in row
+        if not text.lesson.is_held_out
+    )
+    found = frequent_ids(texts, 512, 50).tolist()
+    assert found == sorted(found) and len(set(found)) == 50
+    least = min(counts[token] for token in found)
+    assert all(count <= least for token, count in counts.items() if token not in found)
+    assert (
+        frequent_ids(texts[:1] + texts[1:2], 512, 50).tolist()
+        == frequent_ids(texts[1:2], 512, 50).tolist()
     )
 
 
