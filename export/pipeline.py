@@ -18,12 +18,15 @@ from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.encoder_decoder import ENCODE_FILE
 from outrider.engines.bundle.files import hash_files
 from outrider.engines.bundle.manifest import Manifest, ModelEntry, required, write_manifest
+from outrider.engines.bundle.names import MODEL_FILE
 from outrider.engines.bundle.renewal import SERVER
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.onnx.session import LIBRARY_VERSION
+from outrider.export.certificate.certify import OTHER_TOKENS
 from outrider.export.checkpoint import Checkpoint, open_checkpoint
 from outrider.export.context import default_context, export_memory_bytes
 from outrider.export.exporters import device_graphs
+from outrider.export.graph.other_ids import map_ids
 from outrider.export.graph.shared_encoder import share_encoder
 from outrider.export.heads.checkpoint import is_head
 from outrider.export.heads.part import HeadPart, head_beside
@@ -33,14 +36,18 @@ from outrider.export.part import WEIGHT_KINDS, Part, Sizes, export_part, make_pa
 from outrider.export.progress import Progress
 from outrider.export.scratch import scratch_folder
 from outrider.export.sources import located
+from outrider.export.tokenizers.twins import TokenMaps
 from outrider.export.vocabulary import check_tokens, prompt_tokenizer, write_texts
 from outrider.export.weights.given_text import read_rows
 from outrider.export.weights.w8a8 import INTEGER_KINDS
+from outrider.export.weights.written_text import write_text
 
 # Weights are written as the checkpoint has them, then as the bundle wants them. Of a checkpoint that has 16 bits and
 # float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
 _DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
+# Below such a share of tokens with a twin a draft's bound costs more than a sibling of the target's family would.
+_ENOUGH_TWINS = 0.95
 _PACKAGES = (SERVER, "torch", "transformers", "optimum", "onnx", "onnxscript")
 
 
@@ -127,7 +134,7 @@ def _export(
         if name == "target" or head_path is None
     }
     _check_sources(checkpoints, options.max_source)
-    check_tokens(checkpoints)
+    maps = check_tokens(checkpoints)
     head = None if head_path is None else head_beside(head_path, checkpoints["target"])
     if head is not None:
         checkpoints["target"] = checkpoints["target"].with_features(head.size)
@@ -149,7 +156,7 @@ def _export(
     out.parent.mkdir(parents=True, exist_ok=True)
     _check_machine(out.parent, checkpoints.values(), told)
     with scratch_folder(out.parent, f".{out.name}.export-") as building:
-        _write(building, parts, sizes, sources, told, options.kinds["draft"])
+        _write(building, parts, sizes, sources, told, options.kinds["draft"], maps)
         building.chmod(0o755)
         building.rename(out)
 
@@ -204,6 +211,7 @@ def _write(
     sources: Mapping[str, str],
     progress: Progress,
     draft_weights: str | None,
+    maps: TokenMaps | None,
 ) -> None:
     """Write tokenizers, graphs and, last, the manifest to ``root``."""
     text2text = write_texts(parts["target"].checkpoint, root)
@@ -214,6 +222,10 @@ def _write(
         num_positions = sizes.max_context + sizes.max_extend
         entries["draft"], certificate["draft"] = export_head(
             head, root, draft_weights, num_positions, progress
+        )
+    if maps is not None:
+        entries["draft"], certificate["draft"][OTHER_TOKENS] = _mapped(
+            root, parts["target"], entries["draft"], maps, progress
         )
     target, draft = entries["target"], _beside(root, entries, progress)
     if device_graphs() is None:
@@ -238,6 +250,26 @@ def _write(
         requires=required(target, draft),
     )
     write_manifest(root, manifest)
+
+
+def _mapped(
+    root: Path, target: Part, draft: ModelEntry, maps: TokenMaps, progress: Progress
+) -> tuple[ModelEntry, dict[str, float]]:
+    """Give a draft's graphs the target's ids; return its entry, and what share of tokens it can propose."""
+    text = target.calibration
+    if text is None:
+        progress.tell("draft: its tokenizer is another one; the target writes a text to compare")
+        text = write_text(root / target.name / MODEL_FILE, target.checkpoint.model_config).tokens
+    shares = {"of_text": maps.share_of(text), "of_vocabulary": maps.share_of_vocabulary}
+    advice = (
+        "" if shares["of_text"] >= _ENOUGH_TWINS else "; a draft of the target's family does better"
+    )
+    progress.tell(
+        f"draft: it has {shares['of_vocabulary']:.2f} of the target's vocabulary and {shares['of_text']:.3f} of the "
+        f"tokens of {text.size} that the target wrote: no more of its drafts are ever kept{advice}"
+    )
+    map_ids(root / draft.path, maps)
+    return replace(draft, vocab_size=len(maps.draft_ids)), shares
 
 
 def _beside(root: Path, entries: Mapping[str, ModelEntry], progress: Progress) -> ModelEntry | None:

@@ -1,4 +1,4 @@
-"""The tokens of a pair: one vocabulary for both models, and what a bundle gets to make texts tokens."""
+"""The tokens of a pair: one vocabulary or maps between two, and what a bundle gets to make texts tokens."""
 
 from __future__ import annotations
 
@@ -12,23 +12,31 @@ from outrider.engines.bundle.names import TOKENIZER_FILE
 from outrider.export.chat import write_chat, write_generation_defaults
 from outrider.export.checkpoint import Checkpoint
 from outrider.export.tokenizers.text2text import read_tokenizers, write_tokenizers
+from outrider.export.tokenizers.twins import TokenMaps, token_maps
 from tokenizers import Tokenizer
 
 
-def check_tokens(checkpoints: Mapping[str, Checkpoint]) -> None:
-    """Refuse tokenizers with ids beyond a vocabulary, and a draft's that differ from the target's.
+def check_tokens(checkpoints: Mapping[str, Checkpoint]) -> TokenMaps | None:
+    """Return the maps between the target's tokens and those of a draft that has others; None where they are the same.
 
     Args:
         checkpoints: of the target and, behind it, of the draft if there is one.
 
     Raises:
-        BundleError: names the first id that differs, or a tokenizer that is missing.
+        BundleError: a tokenizer is missing, or has ids beyond its model's vocabulary; or tokenizers differ that no maps
+            are made for: names the first id that differs.
     """
     (answers, sources), *of_draft = (_tokenizers(one) for one in checkpoints.values())
     for draft_answers, draft_sources in of_draft:
-        _check_same_tokens(answers, draft_answers)
+        target, draft = checkpoints.values()
+        differs = _difference(answers, draft_answers)
         if sources is not None and draft_sources is not None:
-            _check_same_tokens(sources, draft_sources)
+            differs = differs or _difference(sources, draft_sources)
+        if differs and (sources is not None or draft.model_config.parallel_token is not None):
+            raise BundleError(differs)
+        if differs:
+            return token_maps((answers, target.model_config), (draft_answers, draft.model_config))
+    return None
 
 
 def prompt_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
@@ -84,18 +92,15 @@ def _checked_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     return tokenizer
 
 
-def _check_same_tokens(target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft whose ids stand for other tokens than the target's.
-
-    Raises:
-        BundleError: names the first id that differs.
-    """
+def _difference(target: Tokenizer, draft: Tokenizer) -> str:
+    """Return how a draft's ids stand for other tokens than the target's, by the first that does; empty if none do."""
     target_tokens = {index: token for token, index in target.get_vocab().items()}
     draft_tokens = {index: token for token, index in draft.get_vocab().items()}
     for index in sorted(target_tokens.keys() | draft_tokens.keys()):
         ours, theirs = target_tokens.get(index), draft_tokens.get(index)
         if ours != theirs:
-            raise BundleError(
+            return (
                 f"target and draft have different vocabularies: id {index} is {ours!r} in the "
                 f"target and {theirs!r} in the draft; use a draft of the target's family"
             )
+    return ""

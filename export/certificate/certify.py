@@ -35,6 +35,8 @@ from transformers import PreTrainedModel
 
 CHAIN_FILES = (MODEL_FILE, GROUPED_FILE, RINGS_FILE, DEVICE_FILE)
 """Graphs that a certificate compares; trees are beside the first and the last."""
+OTHER_TOKENS = "other_tokens"
+"""Key of a draft's certificate where its tokenizer is not the target's: shares of tokens that both have."""
 # Other weights than float32 differ by what storing them costs; another version's kernels add little to that.
 _MOST_FARTHER = 1.5
 
@@ -129,6 +131,10 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
             raise BundleError(f"the bundle has no {name} model to compare with a checkpoint")
         if entry.reads_features:
             raise BundleError(f"{name}: a head is compared when it is exported; export it again")
+        if OTHER_TOKENS in manifest.certificate.get(name, {}):
+            raise BundleError(
+                f"{name}: its graphs take the target's ids, and were compared before they did; export it again"
+            )
         checkpoint = open_checkpoint(
             path,
             max_context=manifest.max_context,

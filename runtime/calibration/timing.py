@@ -19,19 +19,21 @@ LEAST_S = 1e-9  # of a call: a clock that is too coarse for it must not make it 
 def extend_call(
     engine: Engine, rows: int, tokens: int, *, times: int = 1, is_tree: bool = False
 ) -> Call:
-    """Return a call that extends so many free slots by so many tokens each, all logits wanted, ``times`` times.
+    """Return a call that extends so many free slots by so many tokens each, ``times`` times, with all logits.
 
     The tokens of a tree are all children of its root: a pass costs by its width alone.
     """
     parents = (0,) * (tokens - 1) if is_tree else None
     # As a verification: its drafts are open.
     num_settled = max(1, tokens - (engine.limits.max_open or 0))
+    # A head reads no pair of a text's first token, and has no logits behind it beside others.
+    num_logits = 1 if engine.limits.reads_features else tokens
     spans = [
         Span(
             slot=slot,
             start=0,
             tokens=(0,) * tokens,
-            num_logits=tokens,
+            num_logits=num_logits,
             parents=parents,
             num_settled=num_settled,
         )

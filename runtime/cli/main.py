@@ -12,6 +12,7 @@ import typer
 from outrider.runtime.cli import chat as cli_chat
 from outrider.runtime.cli import client as cli_client
 from outrider.runtime.cli import datastore as cli_datastore
+from outrider.runtime.cli import distill as cli_distill
 from outrider.runtime.cli import export as cli_export
 from outrider.runtime.cli import info as cli_info
 from outrider.runtime.cli import key as cli_key
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_datastore.datastore)
+app.command()(cli_distill.distill)
 app.command()(cli_export.export)
 app.command()(cli_export.parity)
 app.add_typer(cli_key.key)

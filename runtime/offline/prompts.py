@@ -12,13 +12,16 @@ from pathlib import Path
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import Manifest
 from outrider.runtime.core.errors import ConfigError, RequestError
-from outrider.runtime.core.params import Prompt
+from outrider.runtime.core.params import ChatMessage, ChatParams, Prompt
+from outrider.runtime.serving.chat.encoder import ChatEncoder
 from outrider.runtime.serving.tokenizer import EncoderDecoderCodec, TokenizersCodec, open_codec
 
 Prompts = tuple[Prompt, ...]
 
 KEY = "prompts"
 FIELD = "prompt"
+MAX_CHAT_BYTES = 1 << 22
+"""Of a rendered prompt: far more than any context takes."""
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
@@ -43,9 +46,14 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def encode_prompts(
-    texts: tuple[str, ...], codec: TokenizersCodec, *, max_tokens: int, manifest: Manifest
+    texts: tuple[str, ...],
+    codec: TokenizersCodec,
+    *,
+    max_tokens: int,
+    manifest: Manifest,
+    chats: ChatEncoder | None = None,
 ) -> Prompts:
-    """Return the token ids of texts.
+    """Return the token ids of texts; with ``chats`` each is a user's message in the bundle's default template.
 
     Raises:
         ConfigError: a text has no token, is too long, or does not leave room for ``max_tokens``; or the model must be
@@ -60,7 +68,9 @@ def encode_prompts(
         assert manifest.target.source is not None
         most = manifest.target.source.max_source
         rule = f"must have 1..{most} tokens"
-    prompts = tuple(prompt_of(text, codec) for text in texts)
+    prompts = tuple(
+        prompt_of(text, codec) if chats is None else _chat_of(text, chats) for text in texts
+    )
     for number, prompt in enumerate(prompts, 1):
         if not 1 <= len(prompt) <= most or len(prompt.tokens) + max_tokens > max_context:
             raise ConfigError(KEY, f"prompt {number}: {rule}")
@@ -80,6 +90,19 @@ def prompt_of(text: str, codec: TokenizersCodec) -> Prompt:
     except RequestError as error:
         raise ConfigError(KEY, f"the bundle has no default for {error.field}") from error
     return Prompt(prefix, source, codec.text2text.shares_vocabulary)
+
+
+def _chat_of(text: str, chats: ChatEncoder) -> Prompt:
+    """Return the token ids of a chat of one message.
+
+    Raises:
+        ConfigError: the template refuses it.
+    """
+    try:
+        chat = ChatParams(messages=(ChatMessage(role="user", content=text),))
+        return Prompt(chats.encode(chat, MAX_CHAT_BYTES))
+    except RequestError as error:
+        raise ConfigError(KEY, f"as a chat: {error}") from error
 
 
 def own_prompts(

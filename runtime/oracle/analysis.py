@@ -11,12 +11,14 @@ are positively correlated more tokens come out than ``expected_tokens`` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Probs = npt.NDArray[np.float64]
+Interval = tuple[float, float]
+_RESAMPLES, _CONFIDENCE = 2000, 0.95
 
 
 def lenient_acceptance(target_probs: Probs, draft_probs: Probs, lenience: float) -> float:
@@ -92,3 +94,22 @@ def optimal_gamma(
         if factor > best_factor:
             best, best_factor = gamma, factor
     return best, best_factor
+
+
+def ratio_interval(
+    above: Sequence[float] | Probs, below: Sequence[float] | Probs
+) -> Interval | None:
+    """Return the interval of a ratio of sums over texts, which are drawn anew; None for fewer than two texts.
+
+    Args:
+        above: [n] by text.
+        below: [n] likewise, above 0.
+
+    Source: Efron 1979, the bootstrap's percentiles; texts, not tokens, are independent.
+    """
+    if len(above) < 2:
+        return None
+    chosen = np.random.default_rng(0).integers(0, len(above), (_RESAMPLES, len(above)))
+    ratios = np.asarray(above)[chosen].sum(axis=1) / np.asarray(below)[chosen].sum(axis=1)
+    low, high = np.quantile(ratios, (0.5 - _CONFIDENCE / 2, 0.5 + _CONFIDENCE / 2))
+    return float(low), float(high)

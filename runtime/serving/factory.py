@@ -82,7 +82,7 @@ def load_model(
     config, manifest = options.config, bundle.manifest
     max_batch = min(config.max_running, manifest.max_batch)
     pair, codec, (constraints, no_constraints) = _open_beside(bundle, options, max_batch)
-    chats = _open_chats(bundle, codec)
+    chats = open_chats(bundle, codec)
     costs = None
     if config.default_gamma is None and manifest.max_gamma > 0:
         costs = bundle_costs(bundle, options, lambda: nullcontext(pair), codec, max_batch)
@@ -278,7 +278,7 @@ def grammar_compiler(
     )
 
 
-def _open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
+def open_chats(bundle: Bundle, codec: TokenizersCodec) -> ChatEncoder | None:
     """Return what renders conversations; None where a bundle has no template, or its model an encoder."""
     files = None if bundle.manifest.text2text is not None else read_chat(bundle)
     return None if files is None else ChatEncoder(files, codec)

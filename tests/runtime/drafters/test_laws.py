@@ -10,10 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.engines.sampling.cpu_sampler import CpuSampler
+from outrider.export.graph.other_ids import NEVER, map_ids
+from outrider.export.tokenizers.twins import TokenMaps
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.events import Progressed
@@ -56,6 +61,9 @@ def logits_of(table: np.ndarray):
     return lambda prefix: logits[prefix[-1]]
 
 
+DRAFT_LOGITS = logits_of(TABLE[:, [1, 0, 2]] * 0.5 + TABLE * 0.5)
+
+
 class Trailing(CpuSampler):
     """Leaves what was drawn in the trail, so that the walk of the noise tells branches apart."""
 
@@ -84,13 +92,19 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> DraftingConfig:
     )  # fmt: skip
 
 
-def answer(noise, drafting: DraftingConfig, params: SpeculationParams, max_nodes: int):
+def answer(
+    noise,
+    drafting: DraftingConfig,
+    params: SpeculationParams,
+    max_nodes: int,
+    draft_logits=DRAFT_LOGITS,
+    num_tokens: int = NUM_TOKENS,
+):
     bounds = replace(limits(V), max_tree_nodes=max_nodes, max_batch=1)
-    draft_table = TABLE[:, [1, 0, 2]] * 0.5 + TABLE * 0.5
     worker = Worker(
         ServedEngines(
             target=ScriptedEngine(logits_of(TABLE), bounds),
-            draft=ScriptedEngine(logits_of(draft_table), bounds),
+            draft=ScriptedEngine(draft_logits, bounds),
             sampler=Trailing(noise),
             max_gamma=8,
         ),
@@ -99,7 +113,7 @@ def answer(noise, drafting: DraftingConfig, params: SpeculationParams, max_nodes
         decoder=LetterDecoder(),
     )
     events: list[object] = []
-    request = spec("a", PROMPT, max_tokens=NUM_TOKENS, temperature=1.0, speculation=params)
+    request = spec("a", PROMPT, max_tokens=num_tokens, temperature=1.0, speculation=params)
     worker.submit(
         replace(request, speculation=replace(request.speculation, reference_tokens=PROMPT)),
         events.append,
@@ -125,3 +139,40 @@ def test_answers_have_the_targets_law(name: str, max_nodes: int, drafting: Draft
     assert num_drafted > 0, "a drafter that never drafts proves nothing"
     assert sum(found.values()) == pytest.approx(1.0, abs=MAX_ERROR)
     assert distance(found, sequence_probs(target_row, NUM_TOKENS)) < MAX_ERROR
+
+
+@pytest.fixture(scope="module")
+def mapped_logits(tmp_path_factory: pytest.TempPathFactory):
+    """Logits of a draft of two tokens, in three of a target: one has no twin, and two are read as one."""
+    folder = tmp_path_factory.mktemp("graph")
+    table = numpy_helper.from_array(np.log(np.float32([[0.3, 0.7], [0.8, 0.2]])), "table")
+    nodes = [helper.make_node("Gather", ["table", "tokens"], ["logits"])]
+    tokens = helper.make_tensor_value_info("tokens", TensorProto.INT64, [1, None])
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [1, None, 2])
+    graph = helper.make_graph(nodes, "draft", [tokens], [logits], [table])
+    opset = [helper.make_opsetid("", 21)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=10), folder / "model.onnx")
+    map_ids(folder, TokenMaps(target_ids=np.array([2, 0]), draft_ids=np.array([1, 0, 0])))
+    (rows,) = ReferenceEvaluator(str(folder / "model.onnx")).run(
+        None, {"tokens": np.array([[0, 1, 2]])}
+    )
+    assert np.array_equal(rows[0, 1], rows[0, 2]) and (rows[0, :, 1] == np.float32(NEVER)).all()
+    return lambda prefix: rows[0, prefix[-1]]
+
+
+@pytest.mark.parametrize("gamma", [1, 2])
+def test_a_draft_of_other_tokens_leaves_the_law_alone(
+    gamma: int, mapped_logits, drafting: DraftingConfig
+) -> None:
+    params = SpeculationParams(drafter="model", gamma=gamma, mode=ExactnessMode.MAX_ACCEPT)
+    num_drafted = 0
+
+    def run(noise):
+        nonlocal num_drafted
+        drafted, tokens = answer(noise, drafting, params, 0, mapped_logits, gamma + 1)
+        num_drafted += drafted
+        return tokens
+
+    found = law_of(run)
+    assert num_drafted > 0
+    assert distance(found, sequence_probs(target_row, gamma + 1)) < MAX_ERROR

@@ -1,0 +1,1 @@
+"""Drafts made of what a target answers itself."""
