@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from outrider import Client
 from outrider.engines.bundle.names import CHAT_FOLDER
-from outrider.runtime.cli.trace import print_report, print_step, whole_text
+from outrider.runtime.cli.operate.trace import print_report, print_step, whole_text
 from outrider.v1 import inference_pb2 as wire
 from rich.console import Console
 

@@ -113,6 +113,16 @@ def certify(
     return own | certificate
 
 
+def _refuse_once_compared(name: str, entry: ModelEntry, certificate: object) -> None:
+    """Refuse a model that can be compared with its checkpoint while it is exported alone."""
+    if entry.reads_features:
+        raise BundleError(f"{name}: a head is compared when it is exported; export it again")
+    if isinstance(certificate, Mapping) and OTHER_TOKENS in certificate:
+        raise BundleError(
+            f"{name}: its graphs take the target's ids, and were compared before they did; export it again"
+        )
+
+
 def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str, dict[str, object]]:
     """Return the certificate by part of a bundle, made again.
 
@@ -129,12 +139,7 @@ def certify_bundle(bundle: Bundle, checkpoints: Mapping[str, Path]) -> dict[str,
         entry = parts[name]
         if entry is None:
             raise BundleError(f"the bundle has no {name} model to compare with a checkpoint")
-        if entry.reads_features:
-            raise BundleError(f"{name}: a head is compared when it is exported; export it again")
-        if OTHER_TOKENS in manifest.certificate.get(name, {}):
-            raise BundleError(
-                f"{name}: its graphs take the target's ids, and were compared before they did; export it again"
-            )
+        _refuse_once_compared(name, entry, manifest.certificate.get(name))
         checkpoint = open_checkpoint(
             path,
             max_context=manifest.max_context,

@@ -200,7 +200,7 @@ def generate(
 async def _generate(
     connection: Connection, prompt: str, timeout_s: float | None, options: dict[str, Any]
 ) -> None:
-    from outrider.runtime.cli.trace import (
+    from outrider.runtime.cli.operate.trace import (
         beam_heading,
         print_report,
         print_step,

@@ -193,11 +193,9 @@ def _say_compared(found: Mapping[bool, Sequence[Replayed]]) -> None:
 
 def _advice(found: Mapping[bool, Sequence[Replayed]], bundle: Path, corpus: Path) -> str:
     """Return what to serve: the drafter whose gain over ``suffix`` is certain on greedy answers, or no corpus."""
-    from outrider.runtime.oracle.analysis import ratio_interval
-
     suffix, *others = found.get(True) or found[False]
     best = max(others, key=lambda one: one.speedup)
-    gain = ratio_interval(suffix.drafted_s, best.drafted_s)
+    gain = best.gain_over(suffix)
     if gain is None or gain[0] <= 1.0:
         return "The corpus is not better than suffix here."
     served, store = (shlex.quote(str(one)) for one in (bundle, corpus))
@@ -250,13 +248,11 @@ def _make_head(work: _Work, progress: BuildProgress) -> None:
 def _say_prediction(answered: _Answered, hours: float) -> None:
     """Say what a head may bring at this machine's costs, before it costs anything."""
     from outrider.runtime.cli.progress import duration
-    from outrider.runtime.oracle.analysis import optimal_gamma
+    from outrider.runtime.offline.distill.replay import predicted_of_alpha
 
     for is_greedy, costs in answered.costs.items():
         c = costs.c(uses_model=True)
-        low, high = (
-            optimal_gamma(alpha, c, max_gamma=4, verify_cost=costs.v) for alpha in EXPECTED_ALPHAS
-        )
+        low, high = (predicted_of_alpha(alpha, costs, 4) for alpha in EXPECTED_ALPHAS)
         best = answered.best[is_greedy]
         typer.echo(
             f"a head, {_words(is_greedy)}: a draft token costs {c:.3f} of a step, passes of 2, 3 and 4 tokens "

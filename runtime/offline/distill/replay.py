@@ -19,7 +19,7 @@ from outrider.runtime.gamma.costs import RowKind
 from outrider.runtime.offline.distill.answers import Written
 from outrider.runtime.offline.rig import Rig
 from outrider.runtime.offline.step_costs import StepCosts
-from outrider.runtime.oracle.analysis import Interval, ratio_interval
+from outrider.runtime.oracle.analysis import Interval, optimal_gamma, ratio_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +51,10 @@ class Replayed:
     def speedup(self) -> float:
         """Predicted, over plain decoding."""
         return sum(self.plain_s) / sum(self.drafted_s)
+
+    def gain_over(self, other: Replayed) -> Interval | None:
+        """Return the interval of the seconds of another one over these, answer by answer; None for too few."""
+        return ratio_interval(other.drafted_s, self.drafted_s)
 
     def words(self) -> str:
         """Return a line of a table: both figures with their intervals."""
@@ -178,3 +182,9 @@ def step_costs(rig: Rig, written: Sequence[Written], *, is_greedy: bool) -> Step
         kind=RowKind.GREEDY if is_greedy else RowKind.SAMPLED,
         num_cached=max(len(one.tokens) for one in written),
     )
+
+
+def predicted_of_alpha(alpha: float, costs: StepCosts, max_gamma: int) -> tuple[int, float]:
+    """Return the best gamma of a draft model and its speed-up, were each of its tokens kept with ``alpha``."""
+    c = costs.c(uses_model=True)
+    return optimal_gamma(alpha, c, max_gamma=max_gamma, verify_cost=costs.v)

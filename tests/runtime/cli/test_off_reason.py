@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from outrider.engines.sampling.base import ExactnessMode
-from outrider.runtime.cli.trace import print_report
+from outrider.runtime.cli.operate.trace import print_report
 from outrider.runtime.core.events import SpeculationDisabledReason
 from outrider.runtime.core.stats import SpeculationStats
 from outrider.runtime.serving.v1.wire import report_of

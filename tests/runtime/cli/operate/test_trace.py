@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.runtime.cli.trace import step_line, whole_text
+from outrider.runtime.cli.operate.trace import step_line, whole_text
 from outrider.v1 import inference_pb2 as wire
 
 
