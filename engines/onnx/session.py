@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import onnxruntime
@@ -60,9 +61,19 @@ LIBRARY_ERRORS: tuple[type[Exception], ...] = (
 )
 
 
-@cache
+_POOL_LOCK = Lock()
+
+
 def _share_thread_pool(num_threads: int) -> None:
-    """Set the size of the process's one pool; once per size, and the library allows one size."""
+    """Set the size of the process's one pool; engines are opened beside one another."""
+    # A cache alone lets two threads in, and the library refuses the second.
+    with _POOL_LOCK:
+        _set_pool_size(num_threads)
+
+
+@cache
+def _set_pool_size(num_threads: int) -> None:
+    """Set it once per size; the library allows one size."""
     try:
         onnxruntime.set_global_thread_pool_sizes(num_threads, 1)
     except LIBRARY_ERRORS as error:

@@ -1,4 +1,5 @@
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.devices import Choice, Device, choose, parse_device, threads_of
+from outrider.engines.onnx import session
 from outrider.engines.opening import choose_device, open_engine
 
 
@@ -111,3 +113,22 @@ def test_a_core_has_one_thread(
     system = machine(tmp_path, siblings, quota)
     assert threads_of(0, system) == threads
     assert threads_of(7, system) == 7
+
+
+def test_engines_opened_beside_one_another_set_the_pool_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The library refuses to set it twice, and a cache lets in whoever comes while the first is at it."""
+    calls: list[int] = []
+    other = threading.Thread(target=session._share_thread_pool, args=(97,))
+
+    def set_sizes(num_threads: int, num_apart: int) -> None:
+        calls.append(num_threads)
+        if len(calls) == 1:
+            other.start()
+            assert session._POOL_LOCK.locked()
+
+    monkeypatch.setattr(session.onnxruntime, "set_global_thread_pool_sizes", set_sizes)
+    session._share_thread_pool(97)
+    other.join()
+    assert calls == [97]
