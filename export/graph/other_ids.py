@@ -46,9 +46,9 @@ def _map_output(graph: ir.Graph, logits: ir.Value, maps: TokenMaps) -> None:
     twins = np.flatnonzero(maps.target_ids >= 0)
     places[maps.target_ids[twins]] = twins
     assert logits.shape is not None and logits.type is not None
-    kind = np.float32 if logits.dtype == ir.DataType.FLOAT else np.float16
     pads = put(graph, np.array([0, 0, 0, 0, 0, 1], np.int64), "never.pads")
-    never = put(graph, np.array(NEVER if kind is np.float32 else -6e4, kind), "never")
+    # Logits are float32 in graphs of every precision.
+    never = put(graph, np.array(NEVER, np.float32), "never")
     padded = ir.node("Pad", [logits, pads, never])
     mapped = ir.node("Gather", [padded.outputs[0], put(graph, places, "places")], {"axis": -1})
     padded.outputs[0].name = "draft_logits.padded"

@@ -86,10 +86,10 @@ def calibrate(
         for of_model, engine in zip(costs, engines, strict=True)
     ]
     catch_up = None if draft is None else _measure_catch_up(draft, budget, clock)
-    spans_of = [costs[0], catch_up]
+    spans_of = [costs[0]] if catch_up is None else [costs[0], catch_up]
     costs = [
         _with_rows(of_model, spans, engine.limits.max_batch) if engine.packs_rows else of_model
-        for of_model, spans, engine in zip(costs, spans_of, engines, strict=False)
+        for of_model, spans, engine in zip(costs, spans_of, engines, strict=True)
     ]
     return CostTable(
         target=costs[0],
@@ -170,10 +170,10 @@ def _position_s(engine: Engine, budget: Budget, clock: Clock) -> float:
     return max(0.0, float(long_s[0] - short_s[0])) / (grown * rows)
 
 
-def _with_rows(costs: ModelCosts, spans: ModelCosts | None, most: int) -> ModelCosts:
+def _with_rows(costs: ModelCosts, spans: ModelCosts, most: int) -> ModelCosts:
     """Return costs with the rows up to ``most`` that were not measured, from those of one row's ``spans``."""
     missing = [n for n in (*(n for n in BATCHES if n < most), most) if n > costs.batches[-1]]
-    if spans is None or not missing:
+    if not missing:
         return costs
     rows = [
         [spans.extend_s(1, n * width, costs.capacity) for width in costs.tokens] for n in missing

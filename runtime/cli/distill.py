@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What was asked for, in the command's own words."""
+    """The options of a run, in the command's own words."""
 
     target: Path
     prompts: Path
@@ -56,7 +56,7 @@ class _Work:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """What seconds are counted by."""
+        """The clock that seconds are counted by."""
         return time.process_time if self.cpu_time else time.monotonic
 
 

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import sys
 
-import pytest
 import typer
-from outrider.engines.devices import CPU
 from typer.testing import CliRunner
 
-from tests.emulation.gpu_check import use_small_sizes
-from tests.emulation.install import emulate
-from tests.emulation.kernels.host import sample_on_host
+from tests.emulation.gpu_check import play_device
 
 
 def main(arguments: list[str]) -> int:
     """Run one command; the exit code is its own."""
-    patch = pytest.MonkeyPatch()
-    if CPU in arguments:
-        sample_on_host(patch)
-    else:
-        emulate(patch)
-        use_small_sizes(patch)
+    play_device(arguments)
     from scripts.gpu.first.run import main as first
 
     app = typer.Typer()

@@ -27,14 +27,19 @@ def use_small_sizes(patch: pytest.MonkeyPatch) -> None:
         patch.setitem(sizes, CUDA, min(sizes[CPU], 1 << 20))
 
 
-def main(arguments: list[str]) -> int:
-    """Check after check; the exit code is that of the first that fails."""
+def play_device(arguments: list[str]) -> None:
+    """Play the GPU that a command checks, or the kernels of one that checks the host, until the process ends."""
     patch = pytest.MonkeyPatch()
     if CPU in arguments:
         sample_on_host(patch)
     else:
         emulate(patch)
         use_small_sizes(patch)
+
+
+def main(arguments: list[str]) -> int:
+    """Check after check; the exit code is that of the first that fails."""
+    play_device(arguments)
     from scripts.gpu.check import main as check
 
     app = typer.Typer()

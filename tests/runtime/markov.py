@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from outrider.engines.base import Engine, EngineLimits, FloatArray
+from outrider.engines.pair import Pair
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.rounds import do_nothing
 from outrider.engines.sampling.base import ExactnessMode, SamplingParams
@@ -285,3 +286,24 @@ def spec(
             **fields,
         },
     )
+
+
+def answers_with_and_without(
+    pair: Pair, drafter: str, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> tuple[list[object], list[object], Harness]:
+    """Return the tokens of greedy and seed-stable answers without drafts and with them, and who made the latter."""
+    answers = []
+    for is_enabled in (False, True):
+        harness = Harness(target=pair.target, draft=pair.draft, max_batch=4)
+        for temperature, mode in (
+            (0.0, ExactnessMode.MAX_ACCEPT),
+            (0.9, ExactnessMode.SEED_STABLE),
+        ):
+            for number, prompt in enumerate(prompts):
+                options = {"temperature": temperature, "mode": mode, "max_tokens": max_tokens}
+                options |= {"drafter": drafter, "gamma": 1 + number} if is_enabled else {}
+                name = f"{temperature} {number}"
+                harness.submit(name, prompt, seed=number, is_enabled=is_enabled, **options)
+        harness.run()
+        answers.append([harness.tokens(name) for name in harness.events])
+    return answers[0], answers[1], harness

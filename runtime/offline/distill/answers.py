@@ -172,7 +172,10 @@ def _read(file: Path, asked: dict[str, Any]) -> list[Written]:
             f"{file}: holds answers to other prompts, of another length or tokenizer; choose another folder",
         )
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(kept or [json.dumps(asked) + "\n"]), "utf-8")
+    # A kill meanwhile must not take the answers that there are.
+    unfinished = file.with_name(f"{file.name}.new")
+    unfinished.write_text("".join(kept or [json.dumps(asked) + "\n"]), "utf-8")
+    unfinished.replace(file)
     found = [json.loads(line) for line in kept[1:]]
     return [Written(**{**one, "tokens": tuple(one["tokens"])}) for one in found]
 

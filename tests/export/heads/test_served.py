@@ -18,7 +18,6 @@ from outrider.engines.onnx.calls import PaddedCall
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine, open_pair
 from outrider.engines.pair import Pair
-from outrider.engines.sampling.base import ExactnessMode
 from outrider.export.checkpoint import open_checkpoint
 from outrider.export.heads.part import check_features, features_text, head_beside, target_features
 from outrider.export.pipeline import ExportOptions, export_bundle
@@ -28,7 +27,7 @@ from scripts.check_parity import random_model
 from tests.conftest import VOCAB_SIZE, write_tokenizer
 from tests.export.heads.heads_models import HIDDEN, write_head
 from tests.mutants import assert_caught
-from tests.runtime.markov import Harness
+from tests.runtime.markov import Harness, answers_with_and_without
 
 TAPS = (0, 1, 1)
 TEXT = tuple(range(3, 23))
@@ -187,25 +186,11 @@ def test_a_heads_drafts_do_not_depend_on_who_is_beside(pair: Pair) -> None:
 
 @pytest.mark.parametrize("drafter", ["model", "suffix+model", "auto"])
 def test_answers_with_a_head_are_those_without(drafter: str, pair: Pair) -> None:
-    answers = []
-    for is_enabled in (False, True):
-        harness = Harness(target=pair.target, draft=pair.draft, max_batch=4)
-        for temperature, mode in (
-            (0.0, ExactnessMode.MAX_ACCEPT),
-            (0.9, ExactnessMode.SEED_STABLE),
-        ):
-            for number, prompt in enumerate(PROMPTS):
-                options = {"temperature": temperature, "mode": mode, "max_tokens": MAX_TOKENS}
-                options |= {"drafter": drafter, "gamma": 1 + number} if is_enabled else {}
-                name = f"{temperature} {number}"
-                harness.submit(name, prompt, seed=number, is_enabled=is_enabled, **options)
-        harness.run()
-        answers.append([harness.tokens(name) for name in harness.events])
-        if is_enabled:
-            reports = [harness.finished(name).report for name in harness.events]
-            assert {report.off_reason for report in reports} == {None}
-            assert sum(report.num_drafted for report in reports) > 10
-    assert answers[0] == answers[1]
+    plain, drafted, harness = answers_with_and_without(pair, drafter, PROMPTS, MAX_TOKENS)
+    assert drafted == plain
+    reports = [harness.finished(name).report for name in harness.events]
+    assert {report.off_reason for report in reports} == {None}
+    assert sum(report.num_drafted for report in reports) > 10
 
 
 def test_rows_go_on_plainly_where_the_head_fails(

@@ -13,7 +13,6 @@ from outrider.engines.base import BundleError, Span
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.opening import open_pair
 from outrider.engines.pair import Pair
-from outrider.engines.sampling.base import ExactnessMode
 from outrider.export.certificate.certify import certify_bundle
 from outrider.export.graph.other_ids import NEVER
 from outrider.export.model_config import ModelConfig, read_model_config
@@ -26,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.conftest import VOCAB_SIZE, write_tokenizer
 from tests.mutants import assert_caught
-from tests.runtime.markov import Harness
+from tests.runtime.markov import answers_with_and_without
 
 NUM_OWN = 400
 PROMPTS = ((5, 9, 5, 9), (2, 8, 2, 8, 2), (30, 31, 300) * 3, (450,), (9, 5, 9, 5, 7, 7))
@@ -223,21 +222,8 @@ def test_every_graph_of_the_draft_takes_the_targets_ids(
 
 @pytest.mark.parametrize("drafter", ["model", "tree", "suffix+model"])
 def test_answers_are_those_without_drafts(drafter: str, pair: Pair) -> None:
-    answers = []
-    for is_enabled in (False, True):
-        harness = Harness(target=pair.target, draft=pair.draft, max_batch=4)
-        for temperature, mode in (
-            (0.0, ExactnessMode.MAX_ACCEPT),
-            (0.9, ExactnessMode.SEED_STABLE),
-        ):
-            for number, prompt in enumerate(PROMPTS):
-                options = {"temperature": temperature, "mode": mode, "max_tokens": 12}
-                options |= {"drafter": drafter, "gamma": 1 + number} if is_enabled else {}
-                name = f"{temperature} {number}"
-                harness.submit(name, prompt, seed=number, is_enabled=is_enabled, **options)
-        harness.run()
-        answers.append([harness.tokens(name) for name in harness.events])
-    assert answers[0] == answers[1]
+    plain, drafted, harness = answers_with_and_without(pair, drafter, PROMPTS, 12)
+    assert drafted == plain
     assert sum(harness.finished(name).report.num_drafted for name in harness.events) > 10
 
 
