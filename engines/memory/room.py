@@ -11,12 +11,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.engines.bundle.bundle import Bundle
+from outrider.engines.bundle.manifest import Manifest
 from outrider.engines.memory.sizes import size_words, token_bytes
 
 MEMORY_SHARE = 0.5
 FEW_SLOTS = 8
 # Contexts are whole multiples, and no shorter, unless the bundle's own is.
 _STEP = 1024
+
+
+def cache_bytes(manifest: Manifest, context: int, *, has_rings: bool) -> tuple[int, int]:
+    """Return the bytes of a token in the caches of target and draft, and of a slot beside.
+
+    Args:
+        manifest: of their bundle.
+        context: tokens of a slot: rings that texts of this context outgrow do not grow.
+        has_rings: whether layers keep rings.
+    """
+    models = [one for one in (manifest.target, manifest.draft) if one is not None]
+    of_states = sum(one.states.slot_bytes for one in models if one.states is not None)
+    layers = [found for one in models for found in zip(one.heads, one.ring_columns, strict=True)]
+    kept = [(heads, ring) for heads, ring in layers if has_rings and 0 < ring < context]
+    of_rings = sum(ring * token_bytes([heads]) for heads, ring in kept)
+    growing = token_bytes(heads for heads, _ in layers) - token_bytes(heads for heads, _ in kept)
+    return growing, of_states + of_rings
 
 
 def fit_memory(
@@ -41,29 +59,14 @@ def fit_memory(
     manifest = bundle.manifest
     context = max_context or manifest.max_context
     slots = min(max_running, manifest.max_batch)
-    models = [one for one in (manifest.target, manifest.draft) if one is not None]
-    of_states = sum(one.states.slot_bytes for one in models if one.states is not None)
-
-    def sizes_of(context: int) -> tuple[int, int]:
-        """Return the bytes of a token, and of a slot beside: rings that texts of this context outgrow do not grow."""
-        layers = [
-            found for one in models for found in zip(one.heads, one.ring_columns, strict=True)
-        ]
-        kept = [(heads, ring) for heads, ring in layers if has_rings and 0 < ring < context]
-        of_rings = sum(ring * token_bytes([heads]) for heads, ring in kept)
-        growing = token_bytes(heads for heads, _ in layers) - token_bytes(
-            heads for heads, _ in kept
-        )
-        return growing, of_states + of_rings
-
-    of_token, of_slot = sizes_of(context)
+    of_token, of_slot = cache_bytes(manifest, context, has_rings=has_rings)
     weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
     if memory_bytes is not None:
         room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes)))
         if slots * (context * of_token + of_slot) > room and max_context is None and of_token:
             fitting = (room // min(slots, FEW_SLOTS) - of_slot) // of_token // _STEP * _STEP
             context = min(context, max(_STEP, fitting))
-            of_token, of_slot = sizes_of(context)
+            of_token, of_slot = cache_bytes(manifest, context, has_rings=has_rings)
         slots = max(1, min(slots, room // (context * of_token + of_slot)))
     full = size_words(slots * (context * of_token + of_slot))
     words = f"{slots} slots of {context} tokens: {full} of memory where all are full"
@@ -74,4 +77,5 @@ def fit_memory(
             f"; the bundle has {manifest.max_batch} of {manifest.max_context}. "
             "--max-context takes fewer tokens for more slots, or more for fewer"
         )
+    words += f"; 1,000 tokens take {size_words(1000 * of_token)}"
     return replace(bundle, manifest=replace(manifest, max_context=context, max_batch=slots)), words

@@ -94,6 +94,7 @@ def table(found: wire.GetServerInfoResponse) -> Iterator[str]:
             f" of {limits.max_queued}{', draining' if load.is_draining else ''}"
         ),
         "output tokens": f"{limits.default_max_tokens} by default, at most {limits.max_tokens}",
+        "caches": f"{limits.cache_bytes_per_token * 1000 / 2**20:.1f} MiB for 1,000 tokens",
         "prefix cache": f"{limits.prefix_cache_bytes / 2**20:.0f} MiB",
     }
     if whole := json.loads(found.certificate_json or "{}").get("target", {}).get(TEXT_PART_OF):

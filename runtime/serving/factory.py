@@ -25,7 +25,7 @@ from outrider.engines.determinism import BitEquality
 from outrider.engines.devices import CPU, threads_of
 from outrider.engines.kv_cache import PATIENCE
 from outrider.engines.memory.huge_pages import use_everywhere
-from outrider.engines.memory.room import fit_memory
+from outrider.engines.memory.room import cache_bytes, fit_memory
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
 from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
@@ -103,6 +103,7 @@ def load_model(
         constraints=() if constraints is None else tuple(GrammarKind),
         no_constraints=no_constraints,
         chat_templates=() if chats is None else chats.names,
+        has_rings=parse_or_choose(options.device, bundle).kind == CPU,
     )
     asked = read_generation_defaults(bundle)
     limits, defaults = _with_generation_defaults(options, manifest, model, asked)
@@ -173,7 +174,9 @@ def _served_model(
     constraints: tuple[str, ...],
     no_constraints: str,
     chat_templates: tuple[str, ...],
+    has_rings: bool,
 ) -> ServedModel:
+    of_token, _ = cache_bytes(manifest, manifest.max_context, has_rings=has_rings)
     return ServedModel(
         name=name,
         can_adapt=can_adapt,
@@ -188,6 +191,7 @@ def _served_model(
         guessers=worker.guesser_names,
         max_beams=worker.max_beams,
         gained_by_export=gains_of_export(manifest),
+        cache_bytes_per_token=of_token,
         **_of_sources(manifest, codec),
     )
 

@@ -167,6 +167,7 @@ def describe(serving: LoadedModel) -> wire.GetServerInfoResponse:
             max_n=min(limits.max_n, model.max_beams),
             max_source_tokens=model.max_source,
             prefix_cache_bytes=config.prefix_cache_bytes,
+            cache_bytes_per_token=model.cache_bytes_per_token,
             min_priority=PRIORITIES[0],
             max_priority=PRIORITIES[1],
         ),

@@ -545,7 +545,7 @@ class EngineInfo(_message.Message):
     def __init__(self, weights_are_private: _Optional[bool] = ..., bit_equality: _Optional[_Union[BitEquality, str]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes", "max_beams", "max_source_tokens", "prefix_cache_bytes", "max_prompt_logprobs", "max_n", "max_grammar_bytes", "max_messages", "min_priority", "max_priority")
+    __slots__ = ("max_context", "max_prompt_bytes", "max_tokens", "default_max_tokens", "max_stop_strings", "max_stop_bytes", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_logprobs", "max_bad_words", "max_running", "max_queued", "max_queued_tokens", "queue_timeout_s", "max_request_s", "max_message_bytes", "max_beams", "max_source_tokens", "prefix_cache_bytes", "max_prompt_logprobs", "max_n", "max_grammar_bytes", "max_messages", "min_priority", "max_priority", "cache_bytes_per_token")
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -572,6 +572,7 @@ class Limits(_message.Message):
     MAX_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MIN_PRIORITY_FIELD_NUMBER: _ClassVar[int]
     MAX_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     max_context: int
     max_prompt_bytes: int
     max_tokens: int
@@ -598,7 +599,8 @@ class Limits(_message.Message):
     max_messages: int
     min_priority: int
     max_priority: int
-    def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., max_beams: _Optional[int] = ..., max_source_tokens: _Optional[int] = ..., prefix_cache_bytes: _Optional[int] = ..., max_prompt_logprobs: _Optional[int] = ..., max_n: _Optional[int] = ..., max_grammar_bytes: _Optional[int] = ..., max_messages: _Optional[int] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ...) -> None: ...
+    cache_bytes_per_token: int
+    def __init__(self, max_context: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_tokens: _Optional[int] = ..., default_max_tokens: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_bytes: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_running: _Optional[int] = ..., max_queued: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., queue_timeout_s: _Optional[float] = ..., max_request_s: _Optional[float] = ..., max_message_bytes: _Optional[int] = ..., max_beams: _Optional[int] = ..., max_source_tokens: _Optional[int] = ..., prefix_cache_bytes: _Optional[int] = ..., max_prompt_logprobs: _Optional[int] = ..., max_n: _Optional[int] = ..., max_grammar_bytes: _Optional[int] = ..., max_messages: _Optional[int] = ..., min_priority: _Optional[int] = ..., max_priority: _Optional[int] = ..., cache_bytes_per_token: _Optional[int] = ...) -> None: ...
 
 class SpeculationInfo(_message.Message):
     __slots__ = ("drafters", "default_drafter", "max_gamma", "default_gamma", "default_is_adaptive", "default_block_verification", "control")

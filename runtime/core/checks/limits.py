@@ -90,6 +90,7 @@ class ServedModel:
         no_constraints: the rule that a request breaks which asks for another one.
         chat_templates: names of the templates for chats; empty where there are none.
         gained_by_export: what exporting the model again would bring, in words.
+        cache_bytes_per_token: of a running text, in the caches of target and draft.
     """
 
     name: str
@@ -110,3 +111,4 @@ class ServedModel:
     no_constraints: str = "is not supported by this server; leave it out"
     chat_templates: tuple[str, ...] = ()
     gained_by_export: tuple[str, ...] = ()
+    cache_bytes_per_token: int = 0

@@ -69,5 +69,6 @@ def test_states_are_taken_off_before_tokens_are_counted(bundle: Bundle) -> None:
     found, why = fit_memory(hybrid, memory_bytes=(4 + 64) * GIB, max_running=64)
     assert (found.manifest.max_batch, found.manifest.max_context) == (8, 3072)
     assert "32.0 GiB of memory where all are full, 8.0 GiB of it for states" in why
+    assert why.endswith("; 1,000 tokens take 1000 MiB")
     found, _ = fit_memory(hybrid, memory_bytes=(4 + 64) * GIB, max_running=64, max_context=1024)
     assert found.manifest.max_batch == 16
