@@ -22,12 +22,16 @@ def main(
     only: Annotated[str, typer.Option(help="Tables, comma-separated; default: all.")] = "",
     num_prompts: Annotated[int, typer.Option(help="The first of the file.")] = 24,
     max_tokens: Annotated[int, typer.Option(help="Of every answer.")] = 64,
+    datastore: Annotated[
+        Path | None, typer.Option(help="Corpus of outrider datastore build, for n-gram models.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="0: one per physical core.")] = 0,
 ) -> None:
     """Print tables in Markdown, each as it ends."""
     context = Context.of(
-        bundle, prompts, num_prompts=num_prompts, max_tokens=max_tokens, threads=threads, out=out
-    )
+        bundle, prompts, num_prompts=num_prompts, max_tokens=max_tokens, threads=threads, out=out,
+        datastore=datastore,
+    )  # fmt: skip
     try:
         for name in names_of(only, tuple(TABLES)) or TABLES:
             typer.echo(f"\n{name}\n\n{markdown(run_table(context, name, TABLES[name]))}")

@@ -72,24 +72,33 @@ class Run:
 
 @dataclass(slots=True)
 class Context:
-    """One invocation: the bundle, the prompts, and the one rig that is open."""
+    """One invocation: the bundle, the prompts, and the one rig that is open.
+
+    Attributes:
+        others: prompts of the file that are not measured.
+        datastore: a corpus that was given.
+    """
 
     bundle: Path
     texts: tuple[str, ...]
     max_tokens: int
     threads: int
     out: Path
+    others: tuple[str, ...] = ()
+    datastore: Path | None = None
     rig: Rig | None = None
     _opened: RigOptions | None = field(default=None, repr=False)
 
     @classmethod
     def of(
-        cls, bundle: Path, prompts: Path, *, num_prompts: int, max_tokens: int, threads: int, out: Path
+        cls, bundle: Path, prompts: Path, *, num_prompts: int, max_tokens: int, threads: int, out: Path,
+        datastore: Path | None = None,
     ) -> Context:  # fmt: skip
         """Return the context of the first prompts of a file."""
         out.mkdir(parents=True, exist_ok=True)
-        texts = read_prompts(prompts)[:num_prompts]
-        return cls(bundle, texts, max_tokens, threads, out)
+        texts = read_prompts(prompts)
+        others = texts[num_prompts:]
+        return cls(bundle, texts[:num_prompts], max_tokens, threads, out, others, datastore)
 
     def open(self, **options: Any) -> Rig:
         """Return the rig with these fields of ``RigOptions``; the one that is open, where it has them."""
@@ -105,10 +114,13 @@ class Context:
             self.rig.close()
         self.rig = self._opened = None
 
-    def prompts(self, rig: Rig) -> tuple[Prompt, ...]:
-        """Return the prompts of the file as the rig's token ids."""
+    def prompts(self, rig: Rig, *, are_others: bool = False) -> tuple[Prompt, ...]:
+        """Return the prompts of the file as the rig's token ids; with ``are_others`` those that are not measured."""
         return encode_prompts(
-            self.texts, rig.tokenizer, max_tokens=self.max_tokens, manifest=rig.bundle.manifest
+            self.others if are_others else self.texts,
+            rig.tokenizer,
+            max_tokens=self.max_tokens,
+            manifest=rig.bundle.manifest,
         )
 
     def run(
@@ -142,6 +154,14 @@ class Context:
             tokens=digest.hexdigest()[:12],
             **{name: sum(getattr(one, name) for one in ends) for name in counts},
         )
+
+    def recorded(self, table: str, case: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the figures of a cell that has been run under these settings.
+
+        Raises:
+            KeyError: it has not.
+        """
+        return _recorded(self.out / f"{table}.jsonl", self.settings())[_key(case)]
 
     def settings(self) -> dict[str, Scalar]:
         """Return what distinguishes the cells of one invocation from those of others."""

@@ -60,10 +60,17 @@ def test_greedy_tokens_are_one_at_every_gamma(
     tiny_bundle: Path, tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    main(tiny_bundle, prompts, out, only="leviathan-4", num_prompts=2, max_tokens=8, threads=0)
+    prompts.write_text("the quick\nbrown fox\njumps over\nthe lazy dog\n")
+    main(tiny_bundle, prompts, out, only="", num_prompts=2, max_tokens=8, threads=0)
+    alphas = [json.loads(line) for line in (out / "leviathan-3.jsonl").read_text().splitlines()]
+    assert len(alphas) == 6
+    for row in (one["figures"] for one in alphas):
+        assert row["rejection"] <= row["alpha"] <= row["alpha_l0.5"] <= row["alpha_l0.1"]
+    assert all(row["figures"]["alpha"] > 0.0 for row in alphas if row["case"]["temperature"])
     rows = [json.loads(line) for line in (out / "leviathan-4.jsonl").read_text().splitlines()]
     greedy = [row["figures"] for row in rows if row["case"]["temperature"] == 0.0]
     assert len({row["tokens"] for row in greedy}) == 1
     sampled = [row["figures"] for row in rows if row["case"]["temperature"] == 1.0]
     assert sampled[0]["tokens_per_pass"] == 1.0 < sampled[1]["tokens_per_pass"]
+    assert all(row["paper"] >= row["predicted"] > 0.0 for row in greedy[1:])
     assert "| temperature | gamma |" in capsys.readouterr().out
