@@ -108,7 +108,7 @@ def _corpus(context: Context, rig: Rig) -> Path:
     """Return the datastore that was given, or one of answers to other prompts, greedy ones and sampled ones."""
     if context.datastore is not None:
         return context.datastore
-    path = context.out / f"corpus-{context.settings()['prompts']}"
+    path = context.out / f"corpus-{context.bundle.name}-{context.settings()['prompts']}"
     if not path.exists():
         others = context.prompts(rig, are_others=True)
         answers = [
