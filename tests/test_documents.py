@@ -122,7 +122,8 @@ def test_links_to_sections_have_their_heading(document: str):
 def test_modules_exist_and_know_the_options(document: str):
     text = read(document).replace("\\\n", " ")
     for module, arguments in re.findall(r"python -m (scripts\.[\w.]+)([^`\n#]*)", text):
-        file = ROOT / f"{module.replace('.', '/')}.py"
+        path = ROOT / module.replace(".", "/")
+        file = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
         assert file.exists(), module
         source = file.read_text(encoding="utf-8")
         for option in re.findall(r"--(?:no-)?([\w-]+)", arguments):

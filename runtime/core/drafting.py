@@ -25,8 +25,6 @@ AUTO_DRAFTERS = ("model", "suffix+model", "suffix")
 GONE: Mapping[str, str] = {
     "recycling": "suffix",
     "ngram": "suffix",
-    "bigram": "lookup",
-    "unigram": "lookup",
 }
 """Drafters that 0.2 had, and which one to ask for in their place."""
 GONE_SETTINGS: Mapping[str, str] = {

@@ -34,6 +34,7 @@ class Need(StrEnum):
     PLAIN_DRAFT_MODEL = "draft model that reads tokens alone, and is no head"
     DRAFT_TREES = "draft model that takes trees, and a sampler that keeps their probabilities"
     CORPUS = "corpus"
+    HOST_SAMPLER = "sampler that draws from the host's logits"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +192,8 @@ class DrafterParts:
         if need is Need.DRAFT_TREES:
             has_trees = self.draft is not None and self.draft.limits.max_tree_nodes > 1
             return has_trees and isinstance(self.sampler, CandidateSampler)
+        if need is Need.HOST_SAMPLER:
+            return isinstance(self.sampler, CandidateSampler)
         return bool(self.config.datastore)
 
 

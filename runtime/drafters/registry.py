@@ -42,6 +42,7 @@ from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
 from outrider.runtime.drafters.text.datastore import DatastoreDrafter
 from outrider.runtime.drafters.text.lookup import LookupDrafter
+from outrider.runtime.drafters.text.ngrams import BigramDrafter, UnigramDrafter
 from outrider.runtime.drafters.text.reference import ReferenceDrafter
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 
@@ -62,6 +63,8 @@ REGISTRY: Mapping[str, type[Drafter]] = {
     "lookup": LookupDrafter,
     "reference": ReferenceDrafter,
     "datastore": DatastoreDrafter,
+    "unigram": UnigramDrafter,
+    "bigram": BigramDrafter,
     "suffix": SuffixDrafter,
     "phrases": PhraseDrafter,
     "lookahead": LookaheadDrafter,

@@ -74,11 +74,17 @@ def _of_fastest(row: SpeedRow) -> str:
         if row.speedup > 1.0
         else f"{where} nothing is faster than plain decoding; {setting} comes closest: {speed}."
     )
+    formula = (
+        ""
+        if row.paper is None or row.predicted is None
+        else f" Theorem 3.8 says {row.paper:.2f} as printed, and {row.predicted:.2f} with the measured cost of "
+        "verification."
+    )
     kept = (
         "" if row.alpha is None else f"the target keeps {100.0 * row.alpha:.0f} % of the drafts, "
     )
     return (
-        f"{found} There {kept}a draft token costs {row.draft_cost:.2f} plain steps, and a pass over "
+        f"{found}{formula} There {kept}a draft token costs {row.draft_cost:.2f} plain steps, and a pass over "
         f"{row.gamma + 1} tokens {row.verify_cost:.2f}."
     )
 

@@ -18,7 +18,11 @@ from outrider.runtime.core.params import Prompt
 from outrider.runtime.core.sequence import SEPARATOR
 from outrider.runtime.drafters.base import DraftRow, Guesser
 from outrider.runtime.offline.results import AlphaRow
-from outrider.runtime.oracle.analysis import lenient_acceptance
+from outrider.runtime.oracle.analysis import (
+    lenient_acceptance,
+    oracle_tokens,
+    rejection_acceptance,
+)
 
 Rows = npt.NDArray[np.float64]
 Report = Callable[[str, int, int], None]
@@ -51,28 +55,30 @@ class _Tally:
     """Sums of one drafter over positions, by lenience."""
 
     num_drafted: int = 0
+    rejection: float = 0.0
     kept: dict[float, float] = field(default_factory=dict)
 
-    def add(self, kept: Mapping[float, float]) -> None:
+    def add(self, kept: Mapping[float, float], rejection: float) -> None:
         self.num_drafted += 1
+        self.rejection += rejection
         for lenience, probability in kept.items():
             self.kept[lenience] = self.kept.get(lenience, 0.0) + probability
 
 
 def measure_alphas(
     target: Engine,
-    draft: Engine | None,
+    drafts: Mapping[str, Engine],
     guessers: Mapping[str, Guesser],
     texts: Sequence[Text],
     temperature: float,
     leniences: Sequence[float],
     report: Report,
 ) -> list[AlphaRow]:
-    """Return alpha of the draft model, if there is one, and of drafters without a model.
+    """Return alpha of drafters by their whole distribution, and of those that propose one token.
 
     Args:
         target: with slot 0 free.
-        draft: likewise, or None.
+        drafts: engines by the names of the drafters that draw from them; likewise.
         guessers: by name; they see each request grow by one token at a time.
         texts: written by the target.
         temperature: at which they were written.
@@ -80,11 +86,10 @@ def measure_alphas(
         report: called with the phase, the texts done and their number.
     """
     wanted = tuple(dict.fromkeys((1.0, *leniences)))
-    names = (*((MODEL,) if draft is not None else ()), *guessers)
-    tallies = {name: _Tally() for name in names}
+    tallies = {name: _Tally() for name in (*drafts, *guessers)}
     num_positions = sum(len(text.tokens) - text.num_prompt for text in texts)
     for number, text in enumerate(texts):
-        _add_text(target, draft, guessers, text, number, temperature, wanted, tallies)
+        _add_text(target, drafts, guessers, text, number, temperature, wanted, tallies)
         report(f"alpha at temperature {temperature:g}", number + 1, len(texts))
     return [
         AlphaRow(
@@ -93,6 +98,8 @@ def measure_alphas(
             alpha=tally.kept.get(1.0, 0.0) / num_positions,
             coverage=tally.num_drafted / num_positions,
             num_positions=num_positions,
+            rejection=tally.rejection / num_positions,
+            most_tokens=oracle_tokens(tally.kept.get(1.0, 0.0) / num_positions),
             lenient={one: tally.kept.get(one, 0.0) / num_positions for one in wanted},
         )
         for name, tally in tallies.items()
@@ -131,7 +138,7 @@ def kept_of_token(target_probs: Rows, token: int, lenience: float, *, is_greedy:
 
 def _add_text(
     target: Engine,
-    draft: Engine | None,
+    drafts: Mapping[str, Engine],
     guessers: Mapping[str, Guesser],
     text: Text,
     number: int,
@@ -141,38 +148,41 @@ def _add_text(
 ) -> None:
     is_greedy = temperature == 0.0
     vocab_size = target.limits.vocab_size
-    # A draft model of a smaller vocabulary cannot read beyond a token it does not know.
-    readable = _num_readable(text, draft)
-    drafted = _logits(draft, text, readable) if draft is not None else iter(())
+    drafted = {name: _logits(one, text, _num_readable(text, one)) for name, one in drafts.items()}
     position = text.num_prompt
     for logits in _logits(target, text, len(text.tokens)):
         judged = probs_of(logits, 1.0 if is_greedy else temperature)
-        proposed = _fitted(next(drafted, None), len(judged), vocab_size)
-        draft_probs = probs_of(proposed, temperature) if len(proposed) else proposed
+        for name, rows in drafted.items():
+            proposed = _fitted(next(rows, None), len(judged), vocab_size)
+            for probs, draft_logits in zip(judged, proposed, strict=False):
+                if is_greedy:
+                    token = int(draft_logits.argmax())
+                    tallies[name].add(*_of_token(probs, token, leniences, is_greedy=True))
+                else:
+                    draft_probs = probs_of(draft_logits[None], temperature)[0]
+                    tallies[name].add(
+                        {one: lenient_acceptance(probs, draft_probs, one) for one in leniences},
+                        rejection_acceptance(probs, draft_probs),
+                    )
         for row, probs in enumerate(judged):
-            if row < len(draft_probs):
-                token = int(proposed[row].argmax())
-                tallies[MODEL].add(
-                    {
-                        one: kept_of_token(probs, token, one, is_greedy=True)
-                        if is_greedy
-                        else lenient_acceptance(probs, draft_probs[row], one)
-                        for one in leniences
-                    }
-                )
             for name, token in _guesses(guessers, text, number, position + row, temperature):
                 if token < vocab_size:
-                    tallies[name].add(
-                        {
-                            one: kept_of_token(probs, token, one, is_greedy=is_greedy)
-                            for one in leniences
-                        }
-                    )
+                    tallies[name].add(*_of_token(probs, token, leniences, is_greedy=is_greedy))
         position += len(judged)
 
 
-def _num_readable(text: Text, draft: Engine | None) -> int:
-    if draft is None or len(text.source) > draft.limits.max_source:
+def _of_token(
+    target_probs: Rows, token: int, leniences: Sequence[float], *, is_greedy: bool
+) -> tuple[dict[float, float], float]:
+    """Return what a given draft token adds to a tally; rejection sampling keeps it where the target has no other."""
+    kept = {one: kept_of_token(target_probs, token, one, is_greedy=is_greedy) for one in leniences}
+    is_only = is_greedy or bool(target_probs[token] >= 1.0)
+    return kept, kept_of_token(target_probs, token, 1.0, is_greedy=is_greedy) * is_only
+
+
+def _num_readable(text: Text, draft: Engine) -> int:
+    """Return the leading tokens that a draft can read: of a smaller vocabulary none beyond one it does not know."""
+    if len(text.source) > draft.limits.max_source:
         return 0
     vocab_size, tokens = draft.limits.vocab_size, text.tokens
     return next((i for i, token in enumerate(tokens) if token >= vocab_size), len(tokens))

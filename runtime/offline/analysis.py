@@ -1,7 +1,8 @@
 """``outrider analyze``: the tables of Leviathan et al. 2023, measured for a bundle on this machine.
 
-Alpha by drafter and temperature (Table 3), c and v(k), predicted and measured speed-up (Table 4), lenience (Table 5),
-and traces of when the models ran (Figure 5). Requests share no history: it would make a second round easier.
+Alpha by drafter and temperature (Table 3) beside plain rejection sampling (A.2) and the bound of any gamma (3.5), c and
+v(k), predicted and measured speed-up (Table 4), lenience (Table 5), and traces of when the models ran (Figure 5).
+Requests share no history: it would make a second round easier.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from outrider.engines.base import Engine
 from outrider.engines.sampling.base import SamplingParams
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import DrafterParts, Guesser
 from outrider.runtime.drafters.registry import Drafters, build_drafters
+from outrider.runtime.drafters.text.ngrams import UnigramDrafter
 from outrider.runtime.gamma.costs import RowKind
 from outrider.runtime.offline.alpha import MODEL, Text, measure_alphas, text_of
 from outrider.runtime.offline.options import (
@@ -130,10 +133,26 @@ class _Bench:
             ]
             self._report(phase, len(texts), len(self._prompts))
         guessers = {name: one for name in self._names if (one := self._guesser(name)) is not None}
-        draft = rig.draft if MODEL in self._names else None
         return measure_alphas(
-            rig.target, draft, guessers, texts, temperature, options.leniences, self._report
+            rig.target,
+            self._engines(),
+            guessers,
+            texts,
+            temperature,
+            options.leniences,
+            self._report,
         )
+
+    def _engines(self) -> dict[str, Engine]:
+        """Return by name what drafters draw from, one token after another."""
+        found: dict[str, Engine] = {}
+        for name in self._names:
+            one = self._all.get(name)
+            if name == MODEL and self._rig.draft is not None:
+                found[name] = self._rig.draft
+            elif isinstance(one, UnigramDrafter):
+                found[name] = one.engine
+        return found
 
     def _guesser(self, name: str) -> Guesser | None:
         """Return a drafter whose drafts are functions of the tokens alone; None for any other."""
@@ -186,9 +205,10 @@ class _Bench:
         """Return one line of Table 4: the formula beside the measurement."""
         drafter, gamma = setting.drafter or "", setting.gamma or 0
         c, v = costs.c(uses_model=self._all.uses_model(drafter)), costs.v(gamma + 1)
-        predicted = best = None
+        paper = predicted = best = None
         if alpha is not None:
             max_gamma = self._rig.bundle.manifest.max_gamma
+            paper = walltime_factor(alpha, gamma, c)
             predicted = walltime_factor(alpha, gamma, c, verify_cost=v)
             best, _ = optimal_gamma(alpha, c, max_gamma=max_gamma, verify_cost=costs.v)
         return SpeedRow(
@@ -198,6 +218,7 @@ class _Bench:
             alpha=alpha,
             draft_cost=c,
             verify_cost=v,
+            paper=paper,
             predicted=predicted,
             best_gamma=best,
             alpha_hat=measured.alpha_hat,

@@ -13,7 +13,9 @@ class AlphaRow:
         alpha: mean over all positions of the probability that the target keeps the first draft
             token; 0 where nothing is drafted.
         coverage: share of positions at which something is drafted.
-        lenient: lenience -> the same under appendix A.5.
+        rejection: mean of the probability that plain rejection sampling keeps that token, appendix A.2.
+        most_tokens: tokens per target pass that no choice of gamma exceeds, section 3.5; None without a bound.
+        lenient: lenience -> the same as alpha under appendix A.5.
     """
 
     drafter: str
@@ -21,6 +23,8 @@ class AlphaRow:
     alpha: float
     coverage: float
     num_positions: int
+    rejection: float
+    most_tokens: float | None
     lenient: dict[float, float]
 
 
@@ -51,7 +55,8 @@ class SpeedRow:
             have no distribution of a single draft token).
         draft_cost: c.
         verify_cost: v(gamma + 1).
-        predicted: generalised Theorem 3.8; None without alpha.
+        paper: Theorem 3.8 as printed, at v = 1; None without alpha.
+        predicted: the same with the measured v; None without alpha.
         best_gamma: gamma of the greatest predicted factor, up to the bundle's cap.
         alpha_hat: accepted / trials reached, in this run; None without trials.
         operations: tokens that the target computed per token emitted.
@@ -66,6 +71,7 @@ class SpeedRow:
     alpha: float | None
     draft_cost: float
     verify_cost: float
+    paper: float | None
     predicted: float | None
     best_gamma: int | None
     alpha_hat: float | None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 Probs = npt.NDArray[np.float64]
 Interval = tuple[float, float]
 _RESAMPLES, _CONFIDENCE = 2000, 0.95
+_ROUNDING = 1e-9
 
 
 def lenient_acceptance(target_probs: Probs, draft_probs: Probs, lenience: float) -> float:
@@ -32,6 +33,32 @@ def lenient_acceptance(target_probs: Probs, draft_probs: Probs, lenience: float)
     Source: Theorem 3.5, sum of min(p, q), beta in the source; l: appendix A.5, sum of min(p / l, q).
     """
     return float(np.minimum(target_probs / lenience, draft_probs).sum())
+
+
+def rejection_acceptance(target_probs: Probs, draft_probs: Probs) -> float:
+    """Return the probability that plain rejection sampling keeps a draft token; never above ``lenient_acceptance``.
+
+    It keeps a token with p / (M q), where M bounds p / q, so that what is kept has the target's distribution.
+
+    Args:
+        target_probs: [V] float64, sums to 1 (p).
+        draft_probs: [V] float64, sums to 1 (q).
+
+    Source: appendix A.2, 1 / M = min of q / p over what p does not exclude.
+    """
+    possible = target_probs > 0.0
+    return float((draft_probs[possible] / target_probs[possible]).min())
+
+
+def oracle_tokens(alpha: float) -> float | None:
+    """Return the tokens per target pass that no choice of gamma exceeds; None where alpha is 1 but for rounding.
+
+    An oracle drafts exactly what will be kept, so that each pass ends with a token that is not. A share 1 - alpha of
+    positions is such a token, whatever acceptance the single positions have.
+
+    Source: section 3.5, 1 / (1 - alpha).
+    """
+    return None if alpha > 1.0 - _ROUNDING else 1.0 / (1.0 - alpha)
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:

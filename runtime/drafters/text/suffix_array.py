@@ -111,6 +111,25 @@ class Datastore:
             probe = (low + high + 1) // 2
         return size, best
 
+    def counts(self) -> IntArray:
+        """Return how often each token of the vocabulary occurs, [V] int64."""
+        return np.bincount(self.tokens, minlength=self.vocab_size)[: self.vocab_size]
+
+    def successors(self, token: int) -> tuple[IntArray, IntArray]:
+        """Return the tokens that follow a token anywhere, ascending, and how often each does, [n] int64 both.
+
+        Suffixes that begin with the token lie together, sorted by what follows it: the counts are the lengths of runs.
+        """
+        bits, num_packed = _packing(self.vocab_size)
+        assert num_packed >= 2, "a token of a vocabulary takes less than half a key"
+        found = self.find((token,))
+        keys = self.keys[found.start : found.stop] >> bits * (num_packed - 2)
+        seconds = (keys & ((1 << bits) - 1)) - 1
+        ids, counts = np.unique(seconds, return_counts=True)
+        # Neither the end of the corpus, -1, nor a separator is a token.
+        is_token = (ids >= 0) & (ids < self.vocab_size)
+        return ids[is_token], counts[is_token]
+
     def _narrow(self, found: range, depth: int, token: int) -> range:
         tokens, suffixes, num_tokens = self.tokens, self.suffixes, len(self.tokens)
 

@@ -16,14 +16,17 @@ ALPHA_TEXT = (
     "Mean probability that the target keeps the first draft token, over every position of text that "
     "the target wrote (Leviathan et al. 2023, section 4.1). Coverage: share of positions at which "
     "the drafter proposes at all; elsewhere alpha counts 0. Texts end with their end "
-    "token. Thresholds below which counts do not draft are off here."
+    "token. Thresholds below which counts do not draft are off here. Rejection: the same of plain rejection sampling "
+    "(appendix A.2), the mean of min q / p. Tokens/pass at most: 1 / (1 - alpha), which no choice of gamma exceeds "
+    "(section 3.5)."
 )
 COST_TEXT = (
     "In units of the runtime's plain step, sampling and host work included: c is one draft token, "
     "v(k) a step whose target pass verifies k tokens per row. The paper takes v as 1."
 )
 SPEED_TEXT = (
-    "Predicted: Theorem 3.8 with the measured v, N(alpha, gamma) / (gamma c + v(gamma + 1)); alpha as "
+    "Paper: Theorem 3.8 as printed, N(alpha, gamma) / (gamma c + 1). Predicted: with the measured v, "
+    "N(alpha, gamma) / (gamma c + v(gamma + 1)); alpha as "
     "above, or alpha_hat of the run for drafters without a distribution of one token. It takes every round "
     "to draft gamma tokens and their fates as independent, so a drafter that rarely proposes, or whose "
     "successes come in runs, is not bound by it. Measured: tokens per second over plain decoding of "
@@ -81,6 +84,7 @@ def speed_section(rows: Sequence[SpeedRow], best: Sequence[SpeedRow]) -> Section
         "alpha": lambda row: number(row.alpha),
         "c": lambda row: f"{row.draft_cost:.3f}",
         "v": lambda row: f"{row.verify_cost:.2f}",
+        "paper": lambda row: number(row.paper),
         "predicted": lambda row: number(row.predicted),
         "measured": lambda row: f"{row.speedup:.2f}",
         "best gamma": lambda row: "-" if row.best_gamma is None else row.best_gamma,
@@ -99,6 +103,8 @@ def _alpha_section(analysis: Analysis) -> Section:
         "alpha": lambda row: f"{row.alpha:.3f}",
         "coverage": lambda row: f"{row.coverage:.2f}",
         "positions": lambda row: row.num_positions,
+        "rejection": lambda row: f"{row.rejection:.3f}",
+        "tokens/pass at most": lambda row: number(row.most_tokens),
     }
     return table("Alpha by drafter and temperature (Table 3)", ALPHA_TEXT, analysis.alphas, columns)
 

@@ -204,7 +204,7 @@ def test_a_drafter_that_is_gone_is_refused_with_what_replaces_it(gone: str, left
         ("recycling", "suffix"),
         ("model/recycling+recycling:4", "model/suffix+suffix:4"),
         ("recycling:2+suffix", "suffix"),
-        ("ngram+recycling+bigram:9", "suffix+lookup:9"),
+        ("ngram+recycling+lookup:9", "suffix+lookup:9"),
         ("recyclings", "recyclings"),
     ],
 )

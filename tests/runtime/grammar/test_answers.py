@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +65,8 @@ LAW_CASES = [
     ("model", 0, True, 0),
     ("model/lookup", 0, False, 8),
     ("suffix", 16, False, 8),
+    ("bigram", 0, False, 8),
+    ("bigram", 0, True, 0),
 ]
 
 
@@ -130,7 +133,10 @@ DRAFTING = DraftingConfig(
 
 
 @pytest.mark.parametrize("case", LAW_CASES, ids=lambda case: "-".join(map(str, case)))
-def test_answers_have_the_masked_law(case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_have_the_masked_law(case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_datastore([[1, 0, 0, 2, 0, 1, 3, 2, 2, 1]], tmp_path / "store", vocab_size=4)
+    drafting = replace(DRAFTING, datastore=str(tmp_path / "store"))
+    monkeypatch.setitem(globals(), "DRAFTING", drafting)
     # Few cuts, in the order of tokens: a coarse grid finds them all.
     monkeypatch.setattr(chosen_noise, "GRID", [0.0, *(np.arange(8) + 0.5) / 8, 1.0 - 2.0**-53])
     monkeypatch.setattr(chosen_noise, "NUM_BISECTIONS", 15)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from outrider.runtime.oracle.analysis import (
@@ -9,6 +11,8 @@ from outrider.runtime.oracle.analysis import (
     lenient_acceptance,
     operations_factor,
     optimal_gamma,
+    oracle_tokens,
+    rejection_acceptance,
     walltime_factor,
 )
 
@@ -113,3 +117,31 @@ def test_a_gain_exists_exactly_where_alpha_exceeds_c() -> None:
             assert (alpha > c) is (gamma > 0)
             if gamma:
                 assert factor >= (1 + alpha) / (1 + c) - 1e-12
+
+
+def test_rejection_sampling_keeps_what_its_bound_allows() -> None:
+    """Appendix A.2, step by step: a token drawn from q is kept with p / (M q), and what is kept has the law p."""
+    bound = float((P / Q).max())
+    kept = Q * (P / (bound * Q))
+    assert kept / kept.sum() == pytest.approx(P)
+    assert rejection_acceptance(P, Q) == pytest.approx(kept.sum()) == pytest.approx(2 / 3)
+    # What p excludes does not count; what q excludes and p does not is never drawn, so nothing may be kept.
+    assert rejection_acceptance(np.array([0.5, 0.5, 0.0]), np.array([0.4, 0.3, 0.3])) == 0.6
+    assert rejection_acceptance(np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.5, 0.5])) == 0.0
+    rng = np.random.default_rng(0)
+    for target_probs, draft_probs in rng.dirichlet(np.ones(5), (50, 2)):
+        speculative = lenient_acceptance(target_probs, draft_probs, 1.0)
+        assert rejection_acceptance(target_probs, draft_probs) <= speculative
+
+
+def test_an_oracle_for_gamma_ends_every_pass_with_the_token_that_is_not_kept() -> None:
+    """By enumeration of a text whose places differ in acceptance: as many passes as tokens that are not kept."""
+    acceptance = np.array([1.0, 0.3, 0.9, 0.5])
+    num_passes = 0.0
+    for kept in itertools.product((True, False), repeat=len(acceptance)):
+        chance = np.where(kept, acceptance, 1.0 - acceptance).prod()
+        num_passes += chance * kept.count(False)
+    assert oracle_tokens(float(acceptance.mean())) == pytest.approx(len(acceptance) / num_passes)
+    assert oracle_tokens(0.8) == pytest.approx(expected_tokens(0.8, 200))
+    assert all(oracle_tokens(0.8) > expected_tokens(0.8, gamma) for gamma in range(40))
+    assert oracle_tokens(1.0) is None

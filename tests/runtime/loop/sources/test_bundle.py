@@ -149,7 +149,7 @@ def test_a_rig_answers_sources_and_alpha_of_a_model_drafted_by_itself_is_one(
     assert [one.tokens for one in answers] == [one.tokens for one in plain]
     texts = [text_of(p, one.tokens, ()) for p, one in zip(prompts, plain, strict=True)]
     rows = [
-        measure_alphas(rig.target, draft, {}, texts, 1.0, (1.0,), lambda *step: None)[0]
+        measure_alphas(rig.target, {"model": draft}, {}, texts, 1.0, (1.0,), lambda *step: None)[0]
         for draft in (rig.target, rig.draft)
     ]
     rig.close()
