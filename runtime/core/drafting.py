@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 
-from outrider.engines.sampling.base import ExactnessMode
+from outrider.engines.sampling.base import MAX_BEHIND, ExactnessMode
 from outrider.runtime.core.errors import ConfigError, RequestError, UnsupportedOption
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.settings import Option, Panel, converted, setting
@@ -43,7 +43,7 @@ Qwen2.5-Coder 1.5B / 0.5B, five prompts of 1,077 tokens on average: 64 tokens ke
 """
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
-MAX_PHRASE = 16
+MAX_PHRASE = MAX_BEHIND
 """Tokens of a phrase, and phrases behind one draft."""
 MAX_WINDOW = 32
 """Columns of a lookahead window."""

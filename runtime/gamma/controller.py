@@ -122,7 +122,8 @@ class Controller:
 
     Args:
         table: measured costs of the worker's engines.
-        max_gamma: G, draft tokens of one row at most.
+        max_gamma: draft tokens of one row at most.
+        num_behind: point masses that default drafters put behind them; with them G, positions of a draft.
         max_shared_missing: tokens a row may miss and still be fed with the others.
         uses_model: returns True for the name of a drafter that calls the draft model.
         packs_rows: True where the engines' calls cost by the total of their tokens.
@@ -137,6 +138,7 @@ class Controller:
         table: CostTable,
         *,
         max_gamma: int,
+        num_behind: int = 0,
         max_shared_missing: int,
         uses_model: Callable[[str], bool],
         packs_rows: bool = False,
@@ -145,18 +147,19 @@ class Controller:
         default_drafter: str = NONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        most = max_gamma + num_behind
         self._times = StepTimes(
             table,
-            max_gamma=max_gamma,
+            max_gamma=most,
             max_shared_missing=max_shared_missing,
             uses_model=uses_model,
             packs_rows=packs_rows,
             leaves_out=leaves_out,
         )
-        self._acceptance = Acceptance(max_gamma)
+        self._acceptance = Acceptance(most)
         self._budgets = guard.Budgets()
-        self._stats = GammaStats(max_gamma)
-        self._max_gamma, self._are_waiting, self._clock = max_gamma, are_waiting, clock
+        self._stats = GammaStats(most)
+        self._max_gamma, self._are_waiting, self._clock = most, are_waiting, clock
         self._rows: tuple[Request, ...] = ()  # last seen
         self._decision = Decision()
         self._measurement = Measurement()
@@ -303,6 +306,7 @@ class Controller:
                 sum([host.row_s for host in hosts]),
                 np.array([host.token_s for host in hosts]),
                 np.array(catch_up),
+                np.array([row.speculation.num_behind for row in rows], dtype=np.int64),
             ),
             self._acceptance.expect([(row.spec.internal_id, _group(row)) for row in rows]),
             times.of_rows(rows, num_rows),
@@ -402,7 +406,9 @@ class Controller:
             host_s += host.row_s + depth * host.token_s
             # A draft model that only caught up says nothing of what it would propose.
             if depth or not has_called:
-                counts = max(step.gammas[slot] or 0, depth), depth, called, verdict.num_accepted
+                gamma = step.gammas[slot] or 0
+                asked = gamma + row.speculation.num_behind if gamma else 0
+                counts = max(asked, depth), depth, called, verdict.num_accepted
                 name = row.spec.internal_id
                 self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]

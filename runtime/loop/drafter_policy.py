@@ -117,6 +117,7 @@ class SpeculationPolicy:
             drafter=name,
             chosen=name,
             verifies_block=self._verifies_block(wanted, name),
+            num_behind=self._num_behind(wanted, name),
         )
 
     def resolve(self, wanted: SpeculationParams) -> Speculation:
@@ -140,7 +141,15 @@ class SpeculationPolicy:
             is_adaptive=is_adaptive,
             verifies_block=self._verifies_block(wanted, usable),
             fixed_gamma=fixed_gamma,
+            num_behind=self._num_behind(wanted, usable),
         )
+
+    def _num_behind(self, wanted: SpeculationParams, drafter: str) -> int:
+        """Return the tokens of a phrase behind a request's drafts; 0 where its drafter or the request has none."""
+        drafting = self._config.drafting
+        count = drafting.num_phrases if wanted.num_phrases is None else wanted.num_phrases
+        is_longer = count > 0 and self._drafters.capabilities(drafter).lengthens
+        return (wanted.phrase_length or drafting.phrase_length) if is_longer else 0
 
     def _verifies_block(self, wanted: SpeculationParams, drafter: str) -> bool:
         """Return whether a request's drafts are judged as blocks; sampled trees are only where it asks for chains."""

@@ -54,7 +54,7 @@ class Tried:
 
 
 class OuroborosDrafter(ModelDrafter):
-    """Proposes the draft model's chain with the newest phrases after its last token.
+    """Proposes the draft model's chain with the newest phrases after its last token, on top of gamma.
 
     ``root_phrases`` more are tried beside the draft, behind the last committed token, where a row takes trees: an
     addition to the source, for targets whose nodes cost little.
@@ -65,6 +65,7 @@ class OuroborosDrafter(ModelDrafter):
         proposes_trees=True,
         num_choices=1,
         wants_outcomes=True,
+        lengthens=True,
     )
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -80,8 +81,10 @@ class OuroborosDrafter(ModelDrafter):
         for slot in chosen:
             rows[slot] = _speaking_greedily(live[slot])
         drafts = super().propose(rows, chosen)
+        num_calls = self.passes.num_calls
         return [
-            self._lengthened(live[slot], draft) for slot, draft in zip(chosen, drafts, strict=True)
+            self._lengthened(live[slot], replace(draft, num_calls=num_calls.get(slot)))
+            for slot, draft in zip(chosen, drafts, strict=True)
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -116,7 +119,7 @@ class OuroborosDrafter(ModelDrafter):
 
     def _lengthened(self, row: DraftRow, draft: Draft) -> Draft:
         self._tried.pop(row.key, None)
-        room, ends = row.gamma - len(draft.tokens), row.sampling.params.end_token_ids
+        room, ends = row.depth - len(draft.tokens), row.sampling.params.end_token_ids
         if not draft.tokens or room < 1 or draft.tokens[-1] in ends:
             return draft
         state, count = self._phrases.state_of(row), self._phrases.wanted(row)
@@ -128,9 +131,7 @@ class OuroborosDrafter(ModelDrafter):
         if row.max_nodes:
             longer = self._branched(row, draft, state.pool, [newest, *found[1:]])
         else:
-            longer = Draft(
-                tokens=draft.tokens + cut_at_end(newest, ends), num_computed=draft.num_computed
-            )
+            longer = replace(draft, tokens=draft.tokens + cut_at_end(newest, ends))
         self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
         return longer
 
@@ -141,11 +142,12 @@ class OuroborosDrafter(ModelDrafter):
         tree, ends, drafted = TreeBuilder(), row.sampling.params.end_token_ids, draft.tokens
         tree.add_chain(drafted)
         for phrase in phrases:
-            behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
+            behind = cut_at_end(phrase[: row.depth - len(drafted)], ends)
             tree.add_chain((*drafted, *behind), max_nodes=row.max_nodes)
         for phrase in pool.get(int(row.text[-1]), self._config.root_phrases):
             tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=row.max_nodes)
-        return as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
+        longer = as_draft(tuple(tree.tokens), tuple(tree.parents))
+        return replace(draft, tokens=longer.tokens, parents=longer.parents)
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:

@@ -35,6 +35,7 @@ class Turn:
         fed: tokens that the next pass feeds.
         drafted: so far.
         path: nodes of the last pass's guess that were drafted.
+        num_passes: that it took part in.
     """
 
     row: DraftRow
@@ -44,6 +45,7 @@ class Turn:
     fed: tuple[int, ...]
     drafted: list[int] = field(default_factory=list)
     path: list[int] = field(default_factory=list)
+    num_passes: int = 0
 
 
 class PhrasePasses:
@@ -52,6 +54,7 @@ class PhrasePasses:
     Attributes:
         num_passes: of the draft model.
         num_drafted: tokens they yielded.
+        num_calls: by slot of the last ``draft``, the passes that drafted for it.
     """
 
     def __init__(self, engine: Engine, parts: DrafterParts, phrases: PhraseDrafter) -> None:
@@ -66,6 +69,7 @@ class PhrasePasses:
         self._windows: dict[str, LookaheadWindow] = {}
         self.num_passes = 0
         self.num_drafted = 0
+        self.num_calls: dict[int, int] = {}
 
     def forget(self, key: str) -> None:
         """Drop the request's window."""
@@ -97,6 +101,7 @@ class PhrasePasses:
             is_enough = num_passes >= self._config.draft_passes
             following: dict[int, Turn] = {}
             for slot, turn in going.items():
+                turn.num_passes += 1
                 self._learn(turn, guesses[slot], logits[slot])
                 self._keep(slot, turn)
                 computed[slot] += len(turn.fed) + len(turn.path)
@@ -104,6 +109,7 @@ class PhrasePasses:
                     turn.fed = (turn.drafted[-1],)
                     following[slot] = turn
             going = following
+        self.num_calls = {slot: turn.num_passes for slot, turn in turns.items()}
         drafted = {slot: turn.drafted for slot, turn in turns.items()}
         self.num_drafted += sum(map(len, drafted.values()))
         return drafted

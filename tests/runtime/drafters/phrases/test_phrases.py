@@ -21,7 +21,7 @@ from outrider.runtime.drafters.phrases.phrases import (
 )
 
 from tests.runtime.drafters.rows import draft, outcome
-from tests.runtime.markov import PAIRS, Harness, limits
+from tests.runtime.markov import MAX_GAMMA, PAIRS, Harness, limits
 
 
 def pool(pool_size: int = 2, max_keys: int = 100) -> PhrasePool:
@@ -168,7 +168,7 @@ def test_greedy_answers_are_the_same_with_any_pool(content: str, max_nodes: int)
     assert harness.finished("a").report.off_reason is None
 
 
-def test_phrases_lengthen_the_draft_beyond_the_models_tokens() -> None:
+def test_phrases_stand_on_top_of_the_drafts_gamma() -> None:
     harness = tree_harness("F3")
     shared = ouroboros(harness)._phrases._pools.of(("tenant:", 3))
     for key, phrase in POOLS["perfect"]:
@@ -179,10 +179,58 @@ def test_phrases_lengthen_the_draft_beyond_the_models_tokens() -> None:
     first = next(
         e for e in harness.events["a"] if isinstance(e, Progressed) and e.trace.draft_tokens
     )
-    # One pass of the draft model, fed a phrase, says 5, 6 and, wrongly, 8; the phrase after 8 follows.
-    assert first.trace.draft_tokens == (5, 6, 8, 9, 0)
+    # One pass of the draft model, fed a phrase, says 5, 6 and, wrongly, 8; the phrases after 8 go on to gamma + 3.
+    assert first.trace.draft_tokens == (5, 6, 8, 9, 0, 1, 2, 3)
     passes = ouroboros(harness).passes
     assert passes.num_passes < passes.num_drafted
+
+
+def drafts_of(
+    max_tokens: int, gamma: int = 2, max_open: int | None = None
+) -> list[tuple[int, ...]]:
+    """Return the drafts of a greedy answer on F3, with phrases of 3 tokens that are always right."""
+    drafting = DraftingConfig(draft_passes=9, draft_lenience=1.0)
+    target = ScriptedEngine(PAIRS["F3"][1], replace(limits(10), max_open=max_open))
+    harness = Harness("F3", target=target, drafting=drafting)
+    shared = ouroboros(harness)._phrases._pools.of(("tenant:", 3))
+    for key, phrase in POOLS["perfect"]:
+        shared.put(key, phrase)
+    params = SpeculationParams(drafter="ouroboros", gamma=gamma, phrase_length=3)
+    harness.submit("a", (1, 2, 3), max_tokens=max_tokens, speculation=params)
+    harness.run()
+    assert harness.tokens("a") == [token % 10 for token in range(4, 4 + max_tokens)]
+    return [
+        one.trace.draft_tokens
+        for one in harness.events["a"]
+        if isinstance(one, Progressed) and one.trace.draft_tokens
+    ]
+
+
+def test_a_draft_has_gamma_tokens_of_the_model_and_a_phrase_as_far_as_there_is_room() -> None:
+    drafts = drafts_of(15)
+    # Two tokens of the draft model, three of a phrase.
+    assert drafts[0] == (5, 6, 7, 8, 9)
+    assert max(map(len, drafts)) == 5
+    # The prompt's pass gives the first token: of five, three are left to draft beside the one that follows.
+    assert len(drafts_of(5)[0]) == 3
+
+
+@pytest.mark.parametrize("max_open", [MAX_GAMMA, MAX_GAMMA + 2])
+def test_no_draft_is_longer_than_the_target_can_take_back(max_open: int) -> None:
+    assert max(map(len, drafts_of(25, MAX_GAMMA, max_open))) == max_open
+
+
+def test_the_calls_of_a_draft_are_its_passes() -> None:
+    harness = tree_harness("F3")
+    shared = ouroboros(harness)._phrases._pools.of(("tenant:", 3))
+    for key, phrase in POOLS["perfect"]:
+        shared.put(key, phrase)
+    params = SpeculationParams(drafter="ouroboros", gamma=5, phrase_length=3)
+    harness.submit("a", (1, 2, 3), max_tokens=12, speculation=params)
+    harness.run()
+    found = ouroboros(harness)
+    assert 0 < found.passes.num_passes < found.passes.num_drafted
+    assert set(found.passes.num_calls.values()) == {1}
 
 
 @pytest.mark.parametrize("scope", list(HistoryScope))
