@@ -181,6 +181,8 @@ class DrafterParts:
         vocab_size: the target's V; nothing at or beyond it is proposed.
         chunk: tokens fed to all lagging rows together in one step.
         max_gamma: draft tokens of one row at most.
+        max_depth: of one row, with what stands behind these.
+        max_nodes: tokens of a tree that the target verifies, its root left out; 0 for none.
         config: settings of all drafters.
     """
 
@@ -189,6 +191,8 @@ class DrafterParts:
     vocab_size: int
     chunk: int
     max_gamma: int = 8
+    max_depth: int = 8
+    max_nodes: int = 0
     config: DraftingConfig = field(default_factory=DraftingConfig)
 
     def has(self, need: Need) -> bool:
@@ -241,6 +245,19 @@ class Drafter(Proposer, Protocol):
 
     def forget(self, key: str) -> None:
         """Drop all that is kept under the key of a request, which has ended."""
+        ...
+
+
+@runtime_checkable
+class ChecksParams(Protocol):
+    """A drafter that refuses requests which it could not draft for as they ask."""
+
+    def check(self, params: SpeculationParams, gamma: int) -> None:
+        """Refuse a request whose drafts have ``gamma`` tokens at most.
+
+        Raises:
+            RequestError: names the field, what it needs and what there is.
+        """
         ...
 
 

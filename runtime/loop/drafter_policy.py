@@ -15,6 +15,7 @@ from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.drafters.bandit import DrafterChoice
+from outrider.runtime.drafters.base import ChecksParams
 from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.drafters.registry import DRAFTER_NAMES, Drafters
 
@@ -96,15 +97,27 @@ class SpeculationPolicy:
         # In their order, each once: without a draft model several may be the same.
         known = dict.fromkeys(name for name in usable if name is not None)
         self._choice = DrafterChoice(tuple(known) or config.auto_drafters[:1])
+        default = self.resolve(SpeculationParams())
+        for name in {default.drafter, *known} if default.gamma else ():
+            try:
+                self._check(SpeculationParams(), name, default.gamma)
+            except RequestError as error:
+                field = error.field.replace("speculation.window", "speculation.draft_window")
+                raise ConfigError(field.replace("speculation", "drafting"), error.rule) from error
         # By internal id: where the clock stood when a request with a chosen drafter began to decode.
         self._began: dict[str, float] = {}
 
     def resolve_request(self, spec: RequestSpec) -> Speculation:
-        """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow."""
+        """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow.
+
+        Raises:
+            RequestError: its drafter has no room for what it asks.
+        """
         if spec.beams is not None:
             return UNDRAFTED
         wanted = spec.speculation
         speculation = self.resolve(wanted)
+        self._check(wanted, speculation.drafter, speculation.gamma)
         if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:
             return speculation
         if wanted.drafter is None and wanted.gamma is not None:
@@ -143,6 +156,20 @@ class SpeculationPolicy:
             fixed_gamma=fixed_gamma,
             num_behind=self._num_behind(wanted, usable),
         )
+
+    def takes(self, wanted: SpeculationParams) -> bool:
+        """Return whether a request's drafter has room for what it asks; callable from any thread."""
+        found = self.resolve(wanted)
+        try:
+            self._check(wanted, found.drafter, found.gamma)
+        except RequestError:
+            return False
+        return True
+
+    def _check(self, wanted: SpeculationParams, drafter: str, gamma: int) -> None:
+        for member in self._drafters.members(drafter) if gamma else ():
+            if isinstance(member, ChecksParams):
+                member.check(wanted, gamma)
 
     def _num_behind(self, wanted: SpeculationParams, drafter: str) -> int:
         """Return the tokens of a phrase behind a request's drafts; 0 where its drafter or the request has none."""

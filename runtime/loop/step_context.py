@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine
+from outrider.engines.base import Engine, EngineLimits
 from outrider.engines.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
@@ -127,6 +127,8 @@ def step_parts(
             vocab_size=target.limits.vocab_size,
             chunk=limits.prefill_chunk,
             max_gamma=limits.max_gamma,
+            max_depth=limits.max_depth,
+            max_nodes=_max_nodes(target.limits),
             config=config.drafting,
         )
     )
@@ -192,6 +194,11 @@ def _max_depth(engines: ServedEngines, max_gamma: int) -> int:
     return max(max_gamma, most if limits.max_open is None else min(most, limits.max_open))
 
 
+def _max_nodes(limits: EngineLimits) -> int:
+    """Return the draft tokens of a tree at most: its root is the last committed token."""
+    return max(0, min(limits.max_tree_nodes, limits.max_extend) - 1)
+
+
 def _rules(engines: ServedEngines, config: DraftingConfig, bounds: StepLimits) -> DraftRules:
     target, costs, max_nodes = engines.target, engines.costs, config.tree_nodes
     prices = None
@@ -200,8 +207,7 @@ def _rules(engines: ServedEngines, config: DraftingConfig, bounds: StepLimits) -
     return DraftRules(
         vocab_size=target.limits.vocab_size,
         scope=config.history_scope,
-        # The tree's root is the last committed token.
-        max_nodes=max(0, min(target.limits.max_tree_nodes, target.limits.max_extend) - 1),
+        max_nodes=_max_nodes(target.limits),
         max_depth=bounds.max_depth,
         max_context=bounds.max_context,
         prices=prices,

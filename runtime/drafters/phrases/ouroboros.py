@@ -22,6 +22,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import (
     Draft,
@@ -74,6 +77,34 @@ class OuroborosDrafter(ModelDrafter):
         self._phrases = PhraseDrafter(parts.config)
         self.passes = PhrasePasses(self._engine, parts, self._phrases)
         self._tried: dict[str, Tried] = {}
+        self._max_depth, self._max_nodes = parts.max_depth, parts.max_nodes
+
+    def check(self, params: SpeculationParams, gamma: int) -> None:
+        """Refuse a window, a phrase or a number of phrases that was asked for and finds no room; see ``ChecksParams``.
+
+        Defaults that find no room are cut: fewer phrases, or shorter ones.
+        """
+        config = self._config
+        length = params.phrase_length or config.phrase_length
+        count = config.num_phrases if params.num_phrases is None else params.num_phrases
+        width = config.draft_window if params.window is None else params.window
+        usual = DraftingConfig()
+        is_unusual = (config.phrase_length, config.num_phrases) != (
+            usual.phrase_length,
+            usual.num_phrases,
+        )
+        deepest, nodes = gamma + length, gamma + count * length
+        if count and deepest > self._max_depth and (params.phrase_length or is_unusual):
+            rule = f"needs drafts of {deepest} tokens with a gamma of {gamma}: at most {self._max_depth} are verified"
+            raise RequestError("speculation.phrase_length", rule)
+        is_asked = params.num_phrases is not None or is_unusual
+        if count > 1 and nodes > self._max_nodes and is_asked:
+            rule = (
+                f"needs trees of {nodes} draft tokens with a gamma of {gamma}: the target verifies {self._max_nodes}; "
+                "export with --max-tree-nodes, and serve with a drafter that proposes trees"
+            )
+            raise RequestError("speculation.num_phrases", rule)
+        self.passes.check_window(width, length, gamma)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Propose the model's chains, lengthened."""

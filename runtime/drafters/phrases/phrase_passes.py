@@ -16,12 +16,17 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engines.base import Engine, FloatArray
 from outrider.engines.sampling.base import ExactnessMode, are_plain_greedy
+from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import DrafterParts, DraftRow
-from outrider.runtime.drafters.model.model import num_committed, with_idle_slots
+from outrider.runtime.drafters.model.model import (
+    MAX_SHARED_MISSING,
+    num_committed,
+    with_idle_slots,
+)
 from outrider.runtime.drafters.model.speculated_guess import Guess, cut
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseState
-from outrider.runtime.drafters.phrases.window import LookaheadWindow
+from outrider.runtime.drafters.phrases.window import LookaheadWindow, window_nodes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +76,25 @@ class PhrasePasses:
         self.num_drafted = 0
         self.num_calls: dict[int, int] = {}
 
+    def check_window(self, width: int, phrase_length: int, gamma: int) -> None:
+        """Refuse a window that passes of the draft model would have to leave out.
+
+        Raises:
+            RequestError: what it needs, and what there is.
+        """
+        if not width:
+            return
+        chain = max(phrase_length, gamma - 1)
+        phrases = chain + (self._config.num_phrases - 1) * phrase_length
+        needed = MAX_SHARED_MISSING + phrases + window_nodes(width, phrase_length)
+        known = min(self._limits.max_tree_nodes, self._limits.max_extend)
+        if needed > known:
+            rule = (
+                f"needs passes of {needed} tokens of the draft model, whose trees have {known} at most: export with "
+                "--max-tree-nodes, and serve with a drafter that proposes trees"
+            )
+            raise RequestError("speculation.window", rule)
+
     def forget(self, key: str) -> None:
         """Drop the request's window."""
         self._windows.pop(key, None)
@@ -98,7 +122,8 @@ class PhrasePasses:
             # [B, R, V]; column n of a row follows node n of its guess, 0 being the root.
             logits = self._engine.extend(with_idle_slots(spans, computed))
             self._walk(going, logits, guesses)
-            is_enough = num_passes >= self._config.draft_passes
+            # 0 is no bound.
+            is_enough = num_passes >= self._config.draft_passes > 0
             following: dict[int, Turn] = {}
             for slot, turn in going.items():
                 turn.num_passes += 1

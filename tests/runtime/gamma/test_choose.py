@@ -55,13 +55,13 @@ def best(found: Options) -> list[int]:
 @pytest.mark.parametrize("behind", [0, 2])
 def test_what_stands_behind_gamma_is_verified_and_kept_without_a_draft_call(behind: int) -> None:
     costs, alpha = table(c=0.5, slope=0.1), 0.8
-    found = options([alpha], costs, caps=3, fixed=True, behind=behind)
-    longer = options([alpha], costs, caps=3 + behind, fixed=True)
+    found = options(costs, alpha, caps=3, fixed=True, behind=behind)
+    longer = options(costs, alpha, caps=3 + behind, fixed=True)
     assert found.gammas[-1].tolist() == [3]
     assert found.tokens[-1] == pytest.approx(longer.tokens[-1])
     calls_s = behind * (costs.host.call_s + costs.draft.extend_s(1, 1, 20))
     assert found.seconds[-1] == pytest.approx(longer.seconds[-1] - calls_s)
-    nothing = options([alpha], costs, caps=0, behind=behind)
+    nothing = options(costs, alpha, caps=0, behind=behind)
     assert nothing.tokens.tolist() == [1.0] * len(nothing.tokens)
 
 
