@@ -1,0 +1,1 @@
+"""The tables and figures of the two papers, on one's own pair of models."""
