@@ -84,8 +84,9 @@ class PhrasePasses:
         """
         if not width:
             return
-        chain = max(phrase_length, gamma - 1)
-        phrases = chain + (self._config.num_phrases - 1) * phrase_length
+        # The pass itself adds a token behind the longest path; the newest phrase goes on up to there.
+        longest = gamma - 1
+        phrases = longest + (self._config.num_phrases - 1) * min(phrase_length, longest)
         needed = MAX_SHARED_MISSING + phrases + window_nodes(width, phrase_length)
         known = min(self._limits.max_tree_nodes, self._limits.max_extend)
         if needed > known:
