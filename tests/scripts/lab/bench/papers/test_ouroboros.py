@@ -49,7 +49,11 @@ def test_every_table_runs_and_all_its_answers_are_the_same(
     calls = [figures["draft_calls_per_pass"] for figures in by_name.values()]
     assert calls[0] == max(calls)
     by_name = {row.case["drafting"]: row.figures for row in rows["ouroboros-13"]}
-    assert by_name["none"]["draft_calls_per_pass"] == 0.0 < by_name["ouroboros"]["draft_calls_per_pass"]
+    assert (
+        by_name["none"]["draft_calls_per_pass"]
+        == 0.0
+        < by_name["ouroboros"]["draft_calls_per_pass"]
+    )
 
 
 def test_a_bundle_without_room_for_the_papers_gamma_is_refused(
