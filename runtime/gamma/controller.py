@@ -122,8 +122,7 @@ class Controller:
 
     Args:
         table: measured costs of the worker's engines.
-        max_gamma: draft tokens of one row at most.
-        num_behind: point masses that default drafters put behind them; with them G, positions of a draft.
+        max_gamma: G, draft tokens of one row at most, with those that default drafters put behind gamma.
         max_shared_missing: tokens a row may miss and still be fed with the others.
         uses_model: returns True for the name of a drafter that calls the draft model.
         packs_rows: True where the engines' calls cost by the total of their tokens.
@@ -138,7 +137,6 @@ class Controller:
         table: CostTable,
         *,
         max_gamma: int,
-        num_behind: int = 0,
         max_shared_missing: int,
         uses_model: Callable[[str], bool],
         packs_rows: bool = False,
@@ -147,19 +145,18 @@ class Controller:
         default_drafter: str = NONE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        most = max_gamma + num_behind
         self._times = StepTimes(
             table,
-            max_gamma=most,
+            max_gamma=max_gamma,
             max_shared_missing=max_shared_missing,
             uses_model=uses_model,
             packs_rows=packs_rows,
             leaves_out=leaves_out,
         )
-        self._acceptance = Acceptance(most)
+        self._acceptance = Acceptance(max_gamma)
         self._budgets = guard.Budgets()
-        self._stats = GammaStats(most)
-        self._max_gamma, self._are_waiting, self._clock = most, are_waiting, clock
+        self._stats = GammaStats(max_gamma)
+        self._max_gamma, self._are_waiting, self._clock = max_gamma, are_waiting, clock
         self._rows: tuple[Request, ...] = ()  # last seen
         self._decision = Decision()
         self._measurement = Measurement()

@@ -120,25 +120,13 @@ def step_parts(
     """
     target, sampler, costs = engines.target, engines.sampler, engines.costs
     limits = _limits(engines, config)
-    drafters = build_drafters(
-        DrafterParts(
-            draft=engines.draft,
-            sampler=sampler,
-            vocab_size=target.limits.vocab_size,
-            chunk=limits.prefill_chunk,
-            max_gamma=limits.max_gamma,
-            max_depth=limits.max_depth,
-            max_nodes=_max_nodes(target.limits),
-            config=config.drafting,
-        )
-    )
+    drafters = build_drafters(_drafter_parts(engines, config, limits))
     gamma_controller = None
     if costs is not None:
         lacks_default = engines.draft is None and config.default_drafter == "model"
         gamma_controller = Controller(
             costs,
-            max_gamma=limits.max_gamma,
-            num_behind=_num_behind(drafters, config, limits),
+            max_gamma=limits.max_gamma + _num_behind(drafters, config, limits),
             max_shared_missing=most_shared_missing(engines.draft, limits.max_gamma),
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines.opened),
@@ -174,6 +162,22 @@ def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:
         prefill_rows=limits.max_prompt_rows or limits.max_batch,
         answers_prompts=engines.rounds is None,
         read_tokens=config.read_tokens,
+    )
+
+
+def _drafter_parts(
+    engines: ServedEngines, config: ServerConfig, limits: StepLimits
+) -> DrafterParts:
+    target = engines.target.limits
+    return DrafterParts(
+        draft=engines.draft,
+        sampler=engines.sampler,
+        vocab_size=target.vocab_size,
+        chunk=limits.prefill_chunk,
+        max_gamma=limits.max_gamma,
+        max_depth=limits.max_depth,
+        max_nodes=_max_nodes(target),
+        config=config.drafting,
     )
 
 
