@@ -224,6 +224,10 @@ class Verdict:
     has_conflict: bool = False
 
 
+MAX_BEHIND = 16
+"""Point masses that a draft may have behind its gamma tokens, on the host: phrases behind a draft model's."""
+
+
 class Sampler(Protocol):
     """Draws and judges on the engine's device; only integers (and asked-for logprobs) reach the host."""
 

@@ -23,6 +23,7 @@ from outrider.engines.base import FloatArray
 from outrider.engines.buffers import TokenArrays
 from outrider.engines.sampling.adjust import adjusted_token_probs, greatest_token, logits_at
 from outrider.engines.sampling.base import (
+    MAX_BEHIND,
     CandidateNode,
     ExactnessMode,
     SamplingRow,
@@ -55,7 +56,7 @@ class CpuSampler:
 
     Args:
         max_batch: slots, an upper bound of ``SamplingRow.slot``.
-        max_gamma: draft tokens of a row at most.
+        max_gamma: draft tokens of a row at most, and ``MAX_BEHIND`` point masses behind them.
         vocab_size: V of the target.
         noise: where random numbers come from, one at a time; None for those of production, which compiled calls make
             themselves.
@@ -68,10 +69,11 @@ class CpuSampler:
         self._noise: NoiseSource = CounterNoise() if noise is None else noise
         self._target_row: FloatArray = np.zeros(vocab_size, dtype=np.float32)
         self._scratch: FloatArray = np.zeros(vocab_size, dtype=np.float32)
+        longest = max_gamma + MAX_BEHIND
         self._work = Work(
-            self._target_row, self._scratch, np.zeros(max_gamma), TokenArrays(max_gamma)
+            self._target_row, self._scratch, np.zeros(max_gamma), TokenArrays(longest)
         )
-        self._greedy = GreedyRows(max_batch, max_gamma)
+        self._greedy = GreedyRows(max_batch, longest)
         self._is_compiled = noise is None
         # [max_gamma, V] float32 each, allocated when the slot first drafts: 64 slots of 8 rows of a large vocabulary
         # are 300 MB that greedy and retrieved drafts never need.

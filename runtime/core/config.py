@@ -207,7 +207,7 @@ class ServerConfig:
         "drafting",
         drafting=Option(
             Panel.DRAFTING,
-            "Setting of the drafters, NAME=VALUE; repeat for several.",
+            "Setting of the drafters, NAME=VALUE; repeat for several. preset=paper is Ouroboros as its paper has it.",
             table="drafting",
         ),
     )

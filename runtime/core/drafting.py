@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
-from outrider.engines.sampling.base import ExactnessMode
+from outrider.engines.sampling.base import MAX_BEHIND, ExactnessMode
 from outrider.runtime.core.errors import ConfigError, RequestError, UnsupportedOption
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.settings import Option, Panel, converted, setting
@@ -41,10 +41,12 @@ Qwen2.5-Coder 1.5B / 0.5B, five prompts of 1,077 tokens on average: 64 tokens ke
 """
 MAX_PARTS = 4
 """Drafters of one chain of fallbacks."""
-MAX_PHRASE = 16
+MAX_PHRASE = MAX_BEHIND
 """Tokens of a phrase, and phrases behind one draft."""
 MAX_WINDOW = 32
 """Columns of a lookahead window."""
+PRESET = "preset"
+"""Among the settings of drafters, stands for all those of ``PRESETS`` under its value."""
 MAX_BRANCHING = 16
 """Candidates of one node of a tree, and levels that have a number."""
 _CAP = re.compile("[1-9][0-9]{0,2}")
@@ -100,7 +102,7 @@ class DraftingConfig:
             relative to its first choice, to be drafted; 1 drafts first choices only. Any value is
             exact: these drafts are judged as point masses.
         draft_passes: there, passes of the draft model after which a phrase, if one goes on from
-            where they led, is taken for the rest of the draft.
+            where they led, is taken for the rest of the draft; 0 for no such bound.
         draft_window: there, columns of the lookahead window on the draft model where a request
             does not say; 0 for none.
         root_phrases: there, phrases tried beside the draft where a row takes trees; 0 for none.
@@ -155,7 +157,7 @@ class DraftingConfig:
         """Raise ConfigError for a setting out of range, with its key and its rule."""
         for one in fields(self):
             value = getattr(self, one.name)
-            least = int(one.name not in ("window", "draft_window", "root_phrases"))
+            least = int(one.name not in ("window", "draft_window", "root_phrases", "draft_passes"))
             if isinstance(value, int) and value < least and not isinstance(value, bool):
                 raise ConfigError(one.name, f"must be at least {least}")
         for name, most in (
@@ -182,6 +184,33 @@ class DraftingConfig:
 
 
 Setting = bool | int | float | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A name for several settings; each that is given beside it wins.
+
+    Attributes:
+        settings: of the drafters.
+        options: of the command line.
+    """
+
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+PRESETS: Mapping[str, Preset] = {
+    "outrider": Preset(),
+    "paper": Preset(
+        settings={
+            "phrase_length": 6, "num_phrases": 3, "pool_size": 20, "draft_window": 20,
+            "draft_passes": 0, "draft_lenience": 1.0, "root_phrases": 0,
+        },
+        options={"drafter": "ouroboros", "gamma": "12"},
+    ),
+}  # fmt: skip
+"""Ouroboros with this project's settings, the defaults, and with its paper's: Zhao et al. 2024 (arXiv:2402.13720),
+Table 12, HumanEval with Yi; its beta of 8 is a phrase_length of 6."""
 _BOOLEANS = {"true": True, "false": False}
 
 
@@ -197,11 +226,28 @@ def parse_settings(texts: Iterable[str]) -> dict[str, Setting]:
         ConfigError: a name is unknown, gone or given twice, or a value is of the wrong kind.
     """
     defaults = {one.name: one.default for one in fields(DraftingConfig)}
-    pairs = tuple(texts)
+    preset, pairs = split_preset(texts)
     for name in (pair.partition("=")[0] for pair in pairs):
         if name in GONE_SETTINGS:
             raise ConfigError(name, f"is gone since 0.3: {GONE_SETTINGS[name]}; leave it out")
-    return parse_pairs("drafting", pairs, {name: defaults[name] for name in setting_names()})
+    known = {name: defaults[name] for name in setting_names()}
+    return {**preset.settings, **parse_pairs("drafting", pairs, known)}
+
+
+def split_preset(texts: Iterable[str]) -> tuple[Preset, tuple[str, ...]]:
+    """Return the preset that settings of the drafters name, and the settings beside it.
+
+    Raises:
+        ConfigError: it is unknown, or there are two.
+    """
+    given = tuple(texts)
+    names = [text.partition("=")[2] for text in given if text.startswith(f"{PRESET}=")]
+    if len(names) > 1:
+        raise ConfigError(PRESET, "must be given once")
+    if names and names[0] not in PRESETS:
+        raise ConfigError(PRESET, f"must be one of {', '.join(PRESETS)}")
+    rest = tuple(text for text in given if not text.startswith(f"{PRESET}="))
+    return PRESETS[names[0]] if names else Preset(), rest
 
 
 def parse_pairs(

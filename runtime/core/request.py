@@ -63,6 +63,7 @@ class Speculation:
         verifies_block: whether sampled drafts are judged as whole blocks.
         fixed_gamma: draft tokens per step while none can be chosen; None for ``gamma``.
         chosen: the drafter that was chosen in place of "auto"; empty where one was asked for.
+        num_behind: point masses that its drafter may put behind these tokens, at most.
     """
 
     drafter: str
@@ -72,6 +73,7 @@ class Speculation:
     verifies_block: bool = False
     fixed_gamma: int | None = None
     chosen: str = ""
+    num_behind: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -216,7 +218,7 @@ class Request:
         is_scored = spec.num_prompt_logprobs is not None and spec.sample == 0
         self.scores = PromptScores() if is_scored else None
         self.timestamps = Timestamps(submitted_at)
-        self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0))
+        self.stats = SpeculationStats(max_gamma=max(speculation.gamma, 0) + speculation.num_behind)
         self._undrafted: SamplingRow | None = None
         self._text = CompletionText(
             IncrementalDecoder(

@@ -40,6 +40,7 @@ class StepLimits:
     Attributes:
         max_context: tokens of one slot.
         max_gamma: draft tokens of one row.
+        max_depth: of one row, with what stands behind them.
         prefill_chunk: prompt tokens of one step, padding included.
         prefill_rows: rows that one step feeds prompts to, or reads sources for.
         answers_prompts: whether a chunk that ends a prompt yields the first token of the answer; else all of the
@@ -50,6 +51,7 @@ class StepLimits:
 
     max_context: int
     max_gamma: int
+    max_depth: int
     prefill_chunk: int
     prefill_rows: int = 1
     answers_prompts: bool = False
@@ -238,9 +240,13 @@ def _gammas(
         elif gamma == 0:
             gammas.append(0)
         else:
-            room = min(sequence.num_remaining - 1, limits.max_context - sequence.num_known)
-            gammas.append(max(0, min(gamma, limits.max_gamma, room)))
+            gammas.append(max(0, min(gamma, limits.max_gamma, draft_room(row, limits.max_context))))
     return tuple(gammas)
+
+
+def draft_room(row: Request, max_context: int) -> int:
+    """Return the draft tokens that a row has room for, and for the token that every verification adds."""
+    return min(row.sequence.num_remaining - 1, max_context - row.sequence.num_known)
 
 
 def _num_to_end(row: Request) -> int:

@@ -48,6 +48,7 @@ class DrafterCapabilities:
         is_guesser: whether it implements ``Guesser`` too, so that "model/NAME" may be asked for.
         num_choices: most likely tokens of the target wanted at every verified position.
         wants_outcomes: whether ``observe`` is to be called.
+        lengthens: whether it may put a phrase of point masses behind its gamma tokens.
     """
 
     needs: frozenset[Need] = frozenset()
@@ -56,6 +57,7 @@ class DrafterCapabilities:
     is_guesser: bool = False
     num_choices: int = 0
     wants_outcomes: bool = False
+    lengthens: bool = False
 
 
 @step_value
@@ -67,6 +69,7 @@ class DraftRow:
         text: [n] int64, what drafts may be found in. It ends with ``sampling.history``, which a model is fed, and may
             begin with a source and ``SEPARATOR``; that one is not to be matched, learnt or proposed.
         gamma: tokens wanted at most, of a tree in depth; 0 for rows that take no part.
+        num_behind: point masses that may stand behind these; 0 but for drafters that lengthen.
         num_computed: leading tokens valid in the draft model's cache; -1 while it has the source to read.
         key: names the request for as long as it lives; state is kept under it until ``forget``.
         scope: name of the history that the request uses and adds to; None for none.
@@ -101,6 +104,12 @@ class DraftRow:
     constraint: Constraint | None = None
     group: str = ""
     num_pending: int = 0
+    num_behind: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Return the tokens of a chain, or of a tree's longest path, at most."""
+        return self.gamma + self.num_behind
 
     @property
     def quoted(self) -> IntArray:
@@ -113,8 +122,8 @@ class Draft:
     """A drafter's proposal for one row.
 
     Attributes:
-        tokens: at most gamma ids, an end token only in last place; empty is plain decoding. Of a
-            tree at most ``max_nodes`` ids, no path longer than gamma.
+        tokens: at most ``depth`` ids, an end token only in last place; empty is plain decoding. Of a
+            tree at most ``max_nodes`` ids, no path longer than ``depth``.
         is_sampled: whether the sampler keeps the probabilities each token was drawn from.
         num_computed: leading tokens now valid in the draft model's cache, -1 where it has a source to read; None
             when untouched.
@@ -173,6 +182,8 @@ class DrafterParts:
         vocab_size: the target's V; nothing at or beyond it is proposed.
         chunk: tokens fed to all lagging rows together in one step.
         max_gamma: draft tokens of one row at most.
+        max_depth: of one row, with what stands behind these.
+        max_nodes: tokens of a tree that the target verifies, its root left out; 0 for none.
         config: settings of all drafters.
     """
 
@@ -181,6 +192,8 @@ class DrafterParts:
     vocab_size: int
     chunk: int
     max_gamma: int = 8
+    max_depth: int = 8
+    max_nodes: int = 0
     config: DraftingConfig = field(default_factory=DraftingConfig)
 
     def has(self, need: Need) -> bool:
@@ -235,6 +248,19 @@ class Drafter(Proposer, Protocol):
 
     def forget(self, key: str) -> None:
         """Drop all that is kept under the key of a request, which has ended."""
+        ...
+
+
+@runtime_checkable
+class ChecksParams(Protocol):
+    """A drafter that refuses requests which it could not draft for as they ask."""
+
+    def check(self, params: SpeculationParams, gamma: int) -> None:
+        """Refuse a request whose drafts have ``gamma`` tokens at most.
+
+        Raises:
+            RequestError: names the field, what it needs and what there is.
+        """
         ...
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from outrider.runtime.core.drafting import parse_drafter
+from outrider.runtime.core.drafting import MAX_PHRASE, Part, parse_drafter
 from outrider.runtime.core.errors import RequestError
 from outrider.runtime.drafters.base import (
     Draft,
@@ -157,13 +157,17 @@ class Drafters(Mapping[str, Proposer]):
             parts = [part for part in parse_drafter(name) if part.uncapped in self]
         except RequestError:
             return None
-        most = self._parts.max_gamma
         proposing = [
-            part.uncapped if part.most is None or part.most >= most else str(part)
+            part.uncapped if part.most is None or part.most >= self._longest(part) else str(part)
             for part in parts
             if part.name != NONE
         ]
         return "+".join(proposing) or (NONE if parts else None)
+
+    def _longest(self, part: Part) -> int:
+        """Return the tokens of a part's drafts at most."""
+        lengthens = self._single[part.name].capabilities.lengthens
+        return self._parts.max_gamma + (MAX_PHRASE if lengthens else 0)
 
     def asked(self, name: str) -> tuple[str, ...]:
         """Return the parts of a name that its last ``propose`` asked, without caps; the last may have failed."""
@@ -220,8 +224,9 @@ class Drafters(Mapping[str, Proposer]):
 def _capped(rows: Sequence[DraftRow], slots: Sequence[int], most: int) -> list[DraftRow]:
     capped = list(rows)
     for slot in slots:
-        if rows[slot].gamma > most:
-            capped[slot] = replace(rows[slot], gamma=most)
+        if (row := rows[slot]).depth > most:
+            gamma = min(row.gamma, most)
+            capped[slot] = replace(row, gamma=gamma, num_behind=most - gamma)
     return capped
 
 
@@ -244,6 +249,7 @@ def _together(each: Sequence[DrafterCapabilities]) -> DrafterCapabilities:
         is_sampled=any(one.is_sampled for one in each),
         num_choices=max(one.num_choices for one in each),
         wants_outcomes=any(one.wants_outcomes for one in each),
+        lengthens=any(one.lengthens for one in each),
     )
 
 

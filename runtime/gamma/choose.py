@@ -35,6 +35,7 @@ class Rows(NamedTuple):
         row_s: seconds that the host spends on all rows.
         token_s: [n] float64 seconds that the host spends on one draft token.
         catch_up_s: [n] float64 seconds of feeding the draft model what a row missed, per token that the row then emits.
+        behind: [n] int64, tokens that drafters put behind any gamma but 0, without a draft call.
     """
 
     caps: Ints
@@ -43,6 +44,7 @@ class Rows(NamedTuple):
     row_s: float
     token_s: Floats
     catch_up_s: Floats
+    behind: Ints
 
 
 class Options(NamedTuple):
@@ -76,11 +78,12 @@ def options_of(
     # [G + 1, n] leading positions that pay, within the cap and the longest draft.
     most_taken = np.minimum(rows.caps, longest[:, None])
     gammas = np.minimum(np.cumprod(pays, axis=2).sum(axis=2), most_taken)
-    gained = _sums(survival, gammas)
+    gained = _sums(survival, _reached(rows, gammas, most))
     gammas[gained < plain_rate * rows.catch_up_s * (1.0 + gained)] = 0
     gammas = np.where(rows.is_fixed, rows.caps, gammas)
-    gained = _sums(survival, gammas)
-    lengths = _sums(expected.proposed, gammas)
+    reached = _reached(rows, gammas, most)
+    gained = _sums(survival, reached)
+    lengths = _sums(expected.proposed, reached)
     taken = longest[:-1] < gammas[:, :, None]
     calls = np.where(taken, called, 0.0).sum(axis=1).tolist()
     host_s = (rows.row_s + lengths @ rows.token_s).tolist()
@@ -89,6 +92,12 @@ def options_of(
     caught_s = ((gammas > 0) * rows.catch_up_s * (1.0 + gained)).sum(axis=1)
     step_scales = np.interp(widest, longest, scales)
     return Options(gammas, num_rows + gained.sum(axis=1), np.array(step_s) * step_scales + caught_s)
+
+
+def _reached(rows: Rows, gammas: Ints, most: int) -> Ints:
+    """Return the tokens that are verified [G + 1, n]: gammas, and what stands behind them, G at most."""
+    found: Ints = np.where(gammas > 0, np.minimum(gammas + rows.behind, most), 0)
+    return found
 
 
 def _sums(shares: Floats, gammas: Ints) -> Floats:

@@ -122,7 +122,7 @@ class Controller:
 
     Args:
         table: measured costs of the worker's engines.
-        max_gamma: G, draft tokens of one row at most.
+        max_gamma: G, draft tokens of one row at most, with those that default drafters put behind gamma.
         max_shared_missing: tokens a row may miss and still be fed with the others.
         uses_model: returns True for the name of a drafter that calls the draft model.
         packs_rows: True where the engines' calls cost by the total of their tokens.
@@ -303,6 +303,7 @@ class Controller:
                 sum([host.row_s for host in hosts]),
                 np.array([host.token_s for host in hosts]),
                 np.array(catch_up),
+                np.array([row.speculation.num_behind for row in rows], dtype=np.int64),
             ),
             self._acceptance.expect([(row.spec.internal_id, _group(row)) for row in rows]),
             times.of_rows(rows, num_rows),
@@ -402,7 +403,9 @@ class Controller:
             host_s += host.row_s + depth * host.token_s
             # A draft model that only caught up says nothing of what it would propose.
             if depth or not has_called:
-                counts = max(step.gammas[slot] or 0, depth), depth, called, verdict.num_accepted
+                gamma = step.gammas[slot] or 0
+                asked = gamma + row.speculation.num_behind if gamma else 0
+                counts = max(asked, depth), depth, called, verdict.num_accepted
                 name = row.spec.internal_id
                 self._rounds.append(Round(name, _group(row), *counts, verdict.overlaps))
         del self._rounds[:-MOST_ROUNDS]

@@ -208,8 +208,8 @@ class StepPrices:
 
 
 def _between(seconds: list[float], at: float) -> float:
-    """Return the price of an expected number of tokens or rows, linear between whole ones."""
-    whole = int(at)
+    """Return the price of an expected number of tokens or rows, linear between whole ones and beyond the last."""
+    whole = min(int(at), max(0, len(seconds) - 2))
     part = at - whole
     if part <= 0.0:
         return seconds[whole]

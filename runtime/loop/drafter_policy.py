@@ -15,6 +15,7 @@ from outrider.runtime.core.lifecycle import State
 from outrider.runtime.core.params import RequestSpec, SpeculationParams
 from outrider.runtime.core.request import Request, Speculation
 from outrider.runtime.drafters.bandit import DrafterChoice
+from outrider.runtime.drafters.base import ChecksParams
 from outrider.runtime.drafters.compose import NONE
 from outrider.runtime.drafters.registry import DRAFTER_NAMES, Drafters
 
@@ -96,15 +97,27 @@ class SpeculationPolicy:
         # In their order, each once: without a draft model several may be the same.
         known = dict.fromkeys(name for name in usable if name is not None)
         self._choice = DrafterChoice(tuple(known) or config.auto_drafters[:1])
+        default = self.resolve(SpeculationParams())
+        for name in {default.drafter, *known} if default.gamma else ():
+            try:
+                self._check(SpeculationParams(), name, default.gamma)
+            except RequestError as error:
+                field = error.field.replace("speculation.window", "speculation.draft_window")
+                raise ConfigError(field.replace("speculation", "drafting"), error.rule) from error
         # By internal id: where the clock stood when a request with a chosen drafter began to decode.
         self._began: dict[str, float] = {}
 
     def resolve_request(self, spec: RequestSpec) -> Speculation:
-        """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow."""
+        """Return how a request is drafted for, by a drafter chosen where "auto" is asked for; ``ended`` must follow.
+
+        Raises:
+            RequestError: its drafter has no room for what it asks.
+        """
         if spec.beams is not None:
             return UNDRAFTED
         wanted = spec.speculation
         speculation = self.resolve(wanted)
+        self._check(wanted, speculation.drafter, speculation.gamma)
         if (wanted.drafter or self._config.default_drafter) != AUTO or speculation.gamma == 0:
             return speculation
         if wanted.drafter is None and wanted.gamma is not None:
@@ -117,6 +130,7 @@ class SpeculationPolicy:
             drafter=name,
             chosen=name,
             verifies_block=self._verifies_block(wanted, name),
+            num_behind=self._num_behind(wanted, name),
         )
 
     def resolve(self, wanted: SpeculationParams) -> Speculation:
@@ -140,7 +154,29 @@ class SpeculationPolicy:
             is_adaptive=is_adaptive,
             verifies_block=self._verifies_block(wanted, usable),
             fixed_gamma=fixed_gamma,
+            num_behind=self._num_behind(wanted, usable),
         )
+
+    def takes(self, wanted: SpeculationParams) -> bool:
+        """Return whether a request's drafter has room for what it asks; callable from any thread."""
+        found = self.resolve(wanted)
+        try:
+            self._check(wanted, found.drafter, found.gamma)
+        except RequestError:
+            return False
+        return True
+
+    def _check(self, wanted: SpeculationParams, drafter: str, gamma: int) -> None:
+        for member in self._drafters.members(drafter) if gamma else ():
+            if isinstance(member, ChecksParams):
+                member.check(wanted, gamma)
+
+    def _num_behind(self, wanted: SpeculationParams, drafter: str) -> int:
+        """Return the tokens of a phrase behind a request's drafts; 0 where its drafter or the request has none."""
+        drafting = self._config.drafting
+        count = drafting.num_phrases if wanted.num_phrases is None else wanted.num_phrases
+        is_longer = count > 0 and self._drafters.capabilities(drafter).lengthens
+        return (wanted.phrase_length or drafting.phrase_length) if is_longer else 0
 
     def _verifies_block(self, wanted: SpeculationParams, drafter: str) -> bool:
         """Return whether a request's drafts are judged as blocks; sampled trees are only where it asks for chains."""

@@ -16,6 +16,7 @@ from outrider.engines.sampling.base import ExactnessMode, SamplingRow, Verdict
 from outrider.runtime.core.drafting import HistoryScope, salted_scope_of
 from outrider.runtime.core.params import RequestSpec
 from outrider.runtime.core.request import Request
+from outrider.runtime.core.scheduler import draft_room
 from outrider.runtime.core.tree import DraftTree, leading_chain, pruned
 from outrider.runtime.drafters.base import Draft, DrafterCapabilities, DraftRow, Need, Outcome
 from outrider.runtime.drafters.compose import as_error
@@ -36,6 +37,8 @@ class DraftRules:
     Attributes:
         vocab_size: the target's V.
         scope: whose earlier requests may inform drafts.
+        max_depth: tokens of a chain, or of a tree's longest path, at most; those that were forced count too.
+        max_context: tokens of a slot.
         max_nodes: draft tokens of a tree at most; 0 where the target takes no trees.
         prices: of trees; None where nobody knows them.
         node_cost: what a token of a tree costs a request of a fixed gamma, in plain steps, whoever
@@ -44,6 +47,8 @@ class DraftRules:
     """
 
     vocab_size: int
+    max_depth: int
+    max_context: int
     scope: HistoryScope = HistoryScope.TENANT
     max_nodes: int = 0
     prices: TreePrices | None = None
@@ -219,9 +224,11 @@ def draft_rows(
         max_nodes = rules.max_nodes_of(spec) if takes_trees else 0
         # Forced tokens stand between the last judged one and the tree.
         max_nodes = max_nodes and max(0, max_nodes - request.sequence.num_pending)
+        num_behind = _num_behind(request, gamma, rules) if gamma else 0
         node_cost = rules.node_cost
         if is_adaptive and price is not None:
-            max_nodes, node_cost = affordable_nodes(max_nodes, gamma or 0, price), price
+            depth = (gamma or 0) + num_behind
+            max_nodes, node_cost = affordable_nodes(max_nodes, depth, price), price
         rows.append(
             DraftRow(
                 sampling=request.undrafted,
@@ -239,9 +246,17 @@ def draft_rows(
                 constraint=request.constraint,
                 group=request.group.name,
                 num_pending=request.sequence.num_pending,
+                num_behind=num_behind,
             )
         )
     return rows
+
+
+def _num_behind(request: Request, gamma: int, rules: DraftRules) -> int:
+    """Return the point masses that a row has room for behind ``gamma`` tokens."""
+    deepest = rules.max_depth - request.sequence.num_pending
+    room = min(deepest, draft_room(request, rules.max_context)) - gamma
+    return max(0, min(request.speculation.num_behind, room))
 
 
 def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) -> Draft:
@@ -258,7 +273,7 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
         tokens, parents = pruned(
             draft.tokens,
             draft.parents,
-            max_depth=row.gamma,
+            max_depth=row.depth,
             max_nodes=row.max_nodes,
             vocab_size=vocab_size,
         )
@@ -274,7 +289,7 @@ def _checked(draft: Draft, row: DraftRow, vocab_size: int, *, may_sample: bool) 
             if not tree.has_distinct_siblings:
                 raise ValueError("siblings of a sampled tree must differ: none is drawn twice")
         return replace(draft, tokens=tokens, parents=parents if tokens else None)
-    tokens = draft.tokens[: row.gamma]
+    tokens = draft.tokens[: row.depth]
     for index, token in enumerate(tokens):
         if not 0 <= token < vocab_size:
             tokens = tokens[:index]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from outrider.engines.base import Engine
+from outrider.engines.base import Engine, EngineLimits
 from outrider.engines.rounds import Rounds, do_nothing
 from outrider.engines.sampling.base import Sampler
 from outrider.runtime.core.config import ServerConfig
@@ -120,22 +120,13 @@ def step_parts(
     """
     target, sampler, costs = engines.target, engines.sampler, engines.costs
     limits = _limits(engines, config)
-    drafters = build_drafters(
-        DrafterParts(
-            draft=engines.draft,
-            sampler=sampler,
-            vocab_size=target.limits.vocab_size,
-            chunk=limits.prefill_chunk,
-            max_gamma=limits.max_gamma,
-            config=config.drafting,
-        )
-    )
+    drafters = build_drafters(_drafter_parts(engines, config, limits))
     gamma_controller = None
     if costs is not None:
         lacks_default = engines.draft is None and config.default_drafter == "model"
         gamma_controller = Controller(
             costs,
-            max_gamma=limits.max_gamma,
+            max_gamma=limits.max_gamma + _num_behind(drafters, config, limits),
             max_shared_missing=most_shared_missing(engines.draft, limits.max_gamma),
             uses_model=drafters.uses_model,
             packs_rows=all(engine.packs_rows for engine in engines.opened),
@@ -149,7 +140,7 @@ def step_parts(
         sampler=sampler,
         drafters=drafters,
         limits=limits,
-        rules=_rules(engines, config.drafting),
+        rules=_rules(engines, config.drafting, limits),
         prompts=PromptFeeder(target, sampler, limits, beat),
         sources=SourceReader(target, beat, clock),
         rounds=engines.rounds,
@@ -161,9 +152,11 @@ def step_parts(
 def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:
     limits = engines.target.limits
     chunk = min(config.prefill_chunk, limits.max_extend)
+    max_gamma = min(engines.max_gamma, limits.max_extend - 1)
     return StepLimits(
         max_context=limits.max_context,
-        max_gamma=min(engines.max_gamma, limits.max_extend - 1),
+        max_gamma=max_gamma,
+        max_depth=_max_depth(engines, max_gamma),
         prefill_chunk=chunk,
         scored_chunk=min(chunk, max(1, SCORED_BYTES // (_LOGIT_BYTES * limits.vocab_size))),
         prefill_rows=limits.max_prompt_rows or limits.max_batch,
@@ -172,7 +165,45 @@ def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:
     )
 
 
-def _rules(engines: ServedEngines, config: DraftingConfig) -> DraftRules:
+def _drafter_parts(
+    engines: ServedEngines, config: ServerConfig, limits: StepLimits
+) -> DrafterParts:
+    target = engines.target.limits
+    return DrafterParts(
+        draft=engines.draft,
+        sampler=engines.sampler,
+        vocab_size=target.vocab_size,
+        chunk=limits.prefill_chunk,
+        max_gamma=limits.max_gamma,
+        max_depth=limits.max_depth,
+        max_nodes=_max_nodes(target),
+        config=config.drafting,
+    )
+
+
+def _num_behind(drafters: Drafters, config: ServerConfig, limits: StepLimits) -> int:
+    """Return the tokens that drafts of requests that name no drafter have behind their gamma."""
+    names = map(drafters.usable, (config.default_drafter, *config.auto_drafters))
+    lengthens = any(drafters.capabilities(name).lengthens for name in names if name is not None)
+    return min(config.drafting.phrase_length, limits.max_depth - limits.max_gamma) * lengthens
+
+
+def _max_depth(engines: ServedEngines, max_gamma: int) -> int:
+    """Return the tokens of a draft at most, with what a drafter puts behind its ``max_gamma``."""
+    if engines.rounds is not None:
+        # Kernels judge no more than the bundle's gamma.
+        return max_gamma
+    limits = engines.target.limits
+    most = limits.max_extend - 1
+    return max(max_gamma, most if limits.max_open is None else min(most, limits.max_open))
+
+
+def _max_nodes(limits: EngineLimits) -> int:
+    """Return the draft tokens of a tree at most: its root is the last committed token."""
+    return max(0, min(limits.max_tree_nodes, limits.max_extend) - 1)
+
+
+def _rules(engines: ServedEngines, config: DraftingConfig, bounds: StepLimits) -> DraftRules:
     target, costs, max_nodes = engines.target, engines.costs, config.tree_nodes
     prices = None
     if costs is not None:
@@ -180,8 +211,9 @@ def _rules(engines: ServedEngines, config: DraftingConfig) -> DraftRules:
     return DraftRules(
         vocab_size=target.limits.vocab_size,
         scope=config.history_scope,
-        # The tree's root is the last committed token.
-        max_nodes=max(0, target.limits.max_tree_nodes - 1),
+        max_nodes=_max_nodes(target.limits),
+        max_depth=bounds.max_depth,
+        max_context=bounds.max_context,
         prices=prices,
         node_cost=None if costs is None else node_cost(costs, max_nodes),
         trees_may_round_differently=config.trees_may_round_differently,

@@ -239,6 +239,10 @@ class Worker:
         """How a request that asks for nothing in particular is drafted for."""
         return self._policy.resolve(SpeculationParams())
 
+    def takes(self, wanted: SpeculationParams) -> bool:
+        """Return whether a drafter has room for what a request asks of it; callable from any thread."""
+        return self._policy.takes(wanted)
+
     def drain(self) -> None:
         """Refuse new requests and end the queued ones; running ones go on."""
         with self._wake:

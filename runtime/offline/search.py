@@ -90,6 +90,7 @@ def search_drafter(
     windows: Sequence[int],
     phrase_lengths: Sequence[int],
     measure: Measure,
+    takes: Callable[[SpeculationParams], bool] = lambda _: True,
 ) -> list[Trial]:
     """Return every setting tried on one drafter; one of each stage is marked as kept.
 
@@ -99,18 +100,22 @@ def search_drafter(
         windows: candidates, for drafters that have a window; 0 is none.
         phrase_lengths: candidates, for drafters that have phrases.
         measure: given a stage's name and settings, measures plain decoding and the settings in the same rounds.
+        takes: whether the bundle has room for settings; others are not tried.
     """
     start = SpeculationParams(drafter=name)
-    if is_used(with_phrases := replace(start, num_phrases=NUM_PHRASES)):
+    with_phrases = replace(start, num_phrases=NUM_PHRASES)
+    if is_used(with_phrases) and takes(with_phrases):
         start = with_phrases
     trials = _stage(GAMMA, [replace(start, gamma=gamma) for gamma in gammas], measure)
     best = replace(start, gamma=next(trial.gamma for trial in trials if trial.is_kept))
     if windows and is_used(replace(best, window=1)):
-        found = _stage(WINDOW, [replace(best, window=width) for width in windows], measure)
+        tried = [replace(best, window=width) for width in windows]
+        found = _stage(WINDOW, [one for one in tried if takes(one)] or [best], measure)
         best = replace(best, window=next(trial.window for trial in found if trial.is_kept))
         trials += found
     settings = [replace(best, phrase_length=length) for length in phrase_lengths]
-    if all(is_used(one) for one in settings):
+    settings = [one for one in settings if takes(one)]
+    if settings and all(is_used(one) for one in settings):
         trials += _stage(PHRASES, settings, measure)
     return trials
 

@@ -130,7 +130,7 @@ def _search(
                 report=report,
             )
 
-        trials += search_drafter(name, *candidates, measure)
+        trials += search_drafter(name, *candidates, measure, worker.takes)
     found, source = contest(trials), _source(rig, options, len(prompts))
     return Tuning(
         bundle=rig.bundle.root.name,

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 from outrider.runtime.cli.serve.settings import CONFIG_FILE, PREFIX, merge_pairs
-from outrider.runtime.core.drafting import parse_pairs, parse_settings
+from outrider.runtime.core.drafting import parse_pairs, parse_settings, split_preset
 from outrider.runtime.core.errors import ConfigError
 from outrider.runtime.core.settings import LIMITS, Option, Panel, build, named_of, options_of
 from outrider.runtime.serving.settings import ServeOptions
@@ -41,7 +41,14 @@ def serve_options(given: Mapping[str, Any]) -> tuple[Path, ServeOptions]:
         LIMITS: parse_pairs("limit", given["limit"] or (), defaults),
         "drafting": parse_settings(given["drafting"] or ()),
     }
-    return bundle, build(ServeOptions, given, tables)
+    return bundle, build(ServeOptions, _with_preset(given), tables)
+
+
+def _with_preset(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options with those of the drafters' preset where none were given."""
+    preset, _ = split_preset(given["drafting"] or ())
+    left = {name: one for name, one in preset.options.items() if given[name] is None}
+    return {**given, **left}
 
 
 @cache

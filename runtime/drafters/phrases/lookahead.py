@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import (
     Draft,
@@ -24,7 +26,7 @@ from outrider.runtime.drafters.base import (
 )
 from outrider.runtime.drafters.branches import as_draft
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter
-from outrider.runtime.drafters.phrases.window import LookaheadWindow
+from outrider.runtime.drafters.phrases.window import LookaheadWindow, window_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,23 +42,36 @@ class LookaheadDrafter(PhraseDrafter):
 
     Args:
         max_gamma: depth of a draft at most, which bounds W too.
+        max_nodes: tokens of a tree that the target verifies, its root left out.
     """
 
     capabilities: ClassVar[DrafterCapabilities] = DrafterCapabilities(
         proposes_trees=True, num_choices=1, wants_outcomes=True
     )
 
-    def __init__(self, config: DraftingConfig, *, max_gamma: int) -> None:
+    def __init__(self, config: DraftingConfig, *, max_gamma: int, max_nodes: int = 0) -> None:
         # The pool is nothing without what the target chose behind the window.
         super().__init__(replace(config, harvests_rejected=True))
-        self._max_gamma = max_gamma
+        self._max_gamma, self._max_nodes = max_gamma, max_nodes
         self._windows: dict[str, LookaheadWindow] = {}
         self._placed: dict[str, Placed] = {}
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
         """Build it with the server's bounds."""
-        return cls(parts.config, max_gamma=parts.max_gamma)
+        return cls(parts.config, max_gamma=parts.max_gamma, max_nodes=parts.max_nodes)
+
+    def check(self, params: SpeculationParams, gamma: int) -> None:
+        """Refuse a window that was asked for and finds no room; the default is as wide as fits."""
+        if not params.window:
+            return
+        length = params.phrase_length or self._config.phrase_length
+        depth, nodes = params.window + length - 2, window_nodes(params.window, length)
+        if depth > gamma:
+            raise RequestError("speculation.window", f"needs a gamma of {depth}: it is {gamma}")
+        if nodes > self._max_nodes:
+            rule = f"needs trees of {nodes} draft tokens: the target verifies {self._max_nodes}"
+            raise RequestError("speculation.window", rule)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """Move windows on by the target's choices, and keep the phrases they found."""

@@ -22,6 +22,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from outrider.engines.sampling.base import ExactnessMode
+from outrider.runtime.core.drafting import DraftingConfig
+from outrider.runtime.core.errors import RequestError
+from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import (
     Draft,
@@ -54,7 +57,7 @@ class Tried:
 
 
 class OuroborosDrafter(ModelDrafter):
-    """Proposes the draft model's chain with the newest phrases after its last token.
+    """Proposes the draft model's chain with the newest phrases after its last token, on top of gamma.
 
     ``root_phrases`` more are tried beside the draft, behind the last committed token, where a row takes trees: an
     addition to the source, for targets whose nodes cost little.
@@ -65,6 +68,7 @@ class OuroborosDrafter(ModelDrafter):
         proposes_trees=True,
         num_choices=1,
         wants_outcomes=True,
+        lengthens=True,
     )
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -73,6 +77,34 @@ class OuroborosDrafter(ModelDrafter):
         self._phrases = PhraseDrafter(parts.config)
         self.passes = PhrasePasses(self._engine, parts, self._phrases)
         self._tried: dict[str, Tried] = {}
+        self._max_depth, self._max_nodes = parts.max_depth, parts.max_nodes
+
+    def check(self, params: SpeculationParams, gamma: int) -> None:
+        """Refuse a window, a phrase or a number of phrases that was asked for and finds no room; see ``ChecksParams``.
+
+        Defaults that find no room are cut: fewer phrases, or shorter ones.
+        """
+        config = self._config
+        length = params.phrase_length or config.phrase_length
+        count = config.num_phrases if params.num_phrases is None else params.num_phrases
+        width = config.draft_window if params.window is None else params.window
+        usual = DraftingConfig()
+        is_unusual = (config.phrase_length, config.num_phrases) != (
+            usual.phrase_length,
+            usual.num_phrases,
+        )
+        deepest, nodes = gamma + length, gamma + count * length
+        if count and deepest > self._max_depth and (params.phrase_length or is_unusual):
+            rule = f"needs drafts of {deepest} tokens with a gamma of {gamma}: at most {self._max_depth} are verified"
+            raise RequestError("speculation.phrase_length", rule)
+        is_asked = params.num_phrases is not None or is_unusual
+        if count > 1 and nodes > self._max_nodes and is_asked:
+            rule = (
+                f"needs trees of {nodes} draft tokens with a gamma of {gamma}: the target verifies {self._max_nodes}; "
+                "export with --max-tree-nodes, and serve with a drafter that proposes trees"
+            )
+            raise RequestError("speculation.num_phrases", rule)
+        self.passes.check_window(width, length, gamma)
 
     def propose(self, live: Sequence[DraftRow], chosen: Sequence[int]) -> list[Draft]:
         """Propose the model's chains, lengthened."""
@@ -80,8 +112,10 @@ class OuroborosDrafter(ModelDrafter):
         for slot in chosen:
             rows[slot] = _speaking_greedily(live[slot])
         drafts = super().propose(rows, chosen)
+        num_calls = self.passes.num_calls
         return [
-            self._lengthened(live[slot], draft) for slot, draft in zip(chosen, drafts, strict=True)
+            self._lengthened(live[slot], replace(draft, num_calls=num_calls.get(slot)))
+            for slot, draft in zip(chosen, drafts, strict=True)
         ]
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
@@ -116,7 +150,7 @@ class OuroborosDrafter(ModelDrafter):
 
     def _lengthened(self, row: DraftRow, draft: Draft) -> Draft:
         self._tried.pop(row.key, None)
-        room, ends = row.gamma - len(draft.tokens), row.sampling.params.end_token_ids
+        room, ends = row.depth - len(draft.tokens), row.sampling.params.end_token_ids
         if not draft.tokens or room < 1 or draft.tokens[-1] in ends:
             return draft
         state, count = self._phrases.state_of(row), self._phrases.wanted(row)
@@ -128,9 +162,7 @@ class OuroborosDrafter(ModelDrafter):
         if row.max_nodes:
             longer = self._branched(row, draft, state.pool, [newest, *found[1:]])
         else:
-            longer = Draft(
-                tokens=draft.tokens + cut_at_end(newest, ends), num_computed=draft.num_computed
-            )
+            longer = replace(draft, tokens=draft.tokens + cut_at_end(newest, ends))
         self._tried[row.key] = Tried(longer.tokens, len(draft.tokens), tuple(found))
         return longer
 
@@ -141,11 +173,12 @@ class OuroborosDrafter(ModelDrafter):
         tree, ends, drafted = TreeBuilder(), row.sampling.params.end_token_ids, draft.tokens
         tree.add_chain(drafted)
         for phrase in phrases:
-            behind = cut_at_end(phrase[: row.gamma - len(drafted)], ends)
+            behind = cut_at_end(phrase[: row.depth - len(drafted)], ends)
             tree.add_chain((*drafted, *behind), max_nodes=row.max_nodes)
         for phrase in pool.get(int(row.text[-1]), self._config.root_phrases):
             tree.add_chain(cut_at_end(phrase[: row.gamma], ends), max_nodes=row.max_nodes)
-        return as_draft(tuple(tree.tokens), tuple(tree.parents), draft.num_computed)
+        longer = as_draft(tuple(tree.tokens), tuple(tree.parents))
+        return replace(draft, tokens=longer.tokens, parents=longer.parents)
 
 
 def _speaking_greedily(row: DraftRow) -> DraftRow:

@@ -16,12 +16,17 @@ from dataclasses import dataclass, field, replace
 
 from outrider.engines.base import Engine, FloatArray
 from outrider.engines.sampling.base import ExactnessMode, are_plain_greedy
+from outrider.runtime.core.errors import RequestError
 from outrider.runtime.core.tree import TreeBuilder
 from outrider.runtime.drafters.base import DrafterParts, DraftRow
-from outrider.runtime.drafters.model.model import num_committed, with_idle_slots
+from outrider.runtime.drafters.model.model import (
+    MAX_SHARED_MISSING,
+    num_committed,
+    with_idle_slots,
+)
 from outrider.runtime.drafters.model.speculated_guess import Guess, cut
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhraseState
-from outrider.runtime.drafters.phrases.window import LookaheadWindow
+from outrider.runtime.drafters.phrases.window import LookaheadWindow, window_nodes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class Turn:
         fed: tokens that the next pass feeds.
         drafted: so far.
         path: nodes of the last pass's guess that were drafted.
+        num_passes: that it took part in.
     """
 
     row: DraftRow
@@ -44,6 +50,7 @@ class Turn:
     fed: tuple[int, ...]
     drafted: list[int] = field(default_factory=list)
     path: list[int] = field(default_factory=list)
+    num_passes: int = 0
 
 
 class PhrasePasses:
@@ -52,6 +59,7 @@ class PhrasePasses:
     Attributes:
         num_passes: of the draft model.
         num_drafted: tokens they yielded.
+        num_calls: by slot of the last ``draft``, the passes that drafted for it.
     """
 
     def __init__(self, engine: Engine, parts: DrafterParts, phrases: PhraseDrafter) -> None:
@@ -66,6 +74,27 @@ class PhrasePasses:
         self._windows: dict[str, LookaheadWindow] = {}
         self.num_passes = 0
         self.num_drafted = 0
+        self.num_calls: dict[int, int] = {}
+
+    def check_window(self, width: int, phrase_length: int, gamma: int) -> None:
+        """Refuse a window that passes of the draft model would have to leave out.
+
+        Raises:
+            RequestError: what it needs, and what there is.
+        """
+        if not width:
+            return
+        # The pass itself adds a token behind the longest path; the newest phrase goes on up to there.
+        longest = gamma - 1
+        phrases = longest + (self._config.num_phrases - 1) * min(phrase_length, longest)
+        needed = MAX_SHARED_MISSING + phrases + window_nodes(width, phrase_length)
+        known = min(self._limits.max_tree_nodes, self._limits.max_extend)
+        if needed > known:
+            rule = (
+                f"needs passes of {needed} tokens of the draft model, whose trees have {known} at most: export with "
+                "--max-tree-nodes, and serve with a drafter that proposes trees"
+            )
+            raise RequestError("speculation.window", rule)
 
     def forget(self, key: str) -> None:
         """Drop the request's window."""
@@ -94,9 +123,11 @@ class PhrasePasses:
             # [B, R, V]; column n of a row follows node n of its guess, 0 being the root.
             logits = self._engine.extend(with_idle_slots(spans, computed))
             self._walk(going, logits, guesses)
-            is_enough = num_passes >= self._config.draft_passes
+            # 0 is no bound.
+            is_enough = num_passes >= self._config.draft_passes > 0
             following: dict[int, Turn] = {}
             for slot, turn in going.items():
+                turn.num_passes += 1
                 self._learn(turn, guesses[slot], logits[slot])
                 self._keep(slot, turn)
                 computed[slot] += len(turn.fed) + len(turn.path)
@@ -104,6 +135,7 @@ class PhrasePasses:
                     turn.fed = (turn.drafted[-1],)
                     following[slot] = turn
             going = following
+        self.num_calls = {slot: turn.num_passes for slot, turn in turns.items()}
         drafted = {slot: turn.drafted for slot, turn in turns.items()}
         self.num_drafted += sum(map(len, drafted.values()))
         return drafted

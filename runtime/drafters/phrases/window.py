@@ -28,6 +28,11 @@ from outrider.runtime.core.tree import TreeBuilder
 Phrase = tuple[int, ...]
 
 
+def window_nodes(width: int, phrase_length: int) -> int:
+    """Return the number of tokens of a window of W columns and phrases of B tokens."""
+    return width * phrase_length - 1
+
+
 @dataclass(slots=True)
 class LookaheadWindow:
     """Rows of one request's window.

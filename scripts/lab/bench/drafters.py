@@ -1,15 +1,11 @@
-"""Every drafter in one run: what each brings, what Ouroboros' mechanisms bring, and what drafting costs.
+"""Every drafter in one run: what each brings, and what drafting costs.
 
-1. Ouroboros against plain model drafting, both tuned on other prompts, histories shared, on this bundle and on one
-   whose draft is dear (``--dear``; ``python -m scripts.lab.widen.widen demo-dear-draft OUT`` and ``outrider export``
-   make one).
-2. Ouroboros' mechanisms, each added in turn, and reuse with and without locality.
-3. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
+1. Every drafter on code, on editing and on noise, gamma fixed, so that no controller hides what a drafter costs where
    it does not pay.
-4. Host work of drafting in a batch of eight.
+2. Host work of drafting in a batch of eight.
 
 What is compared takes turns prompt by prompt, so that a disturbance hits all of it; "speed" is the median of the ratios
-of single prompts. In the tables of 2 the host's share is not taken.
+of single prompts. Ouroboros' mechanisms are compared in ``papers.ouroboros``.
 """
 
 from __future__ import annotations
@@ -28,11 +24,11 @@ from scripts.lab.bench.tools.drafter_runs import (
     NUM_CODE,
     PLAIN,
     Bench,
-    CodePrompts,
     Line,
     Prompt,
     Setting,
     Tally,
+    code_task,
     compare,
     edit_task,
     noise_task,
@@ -44,32 +40,7 @@ from scripts.tools.results import Recorder, Row
 from scripts.tools.tables import show
 
 COMPOSED = ("model/lookup", "model/phrases", "lookup+model", "suffix+model")
-FAMILIES = {
-    "model": [Setting(drafter="model", gamma=gamma) for gamma in (1, 2, 3, 4, 6)],
-    **{
-        name: [
-            Setting(drafter=name, gamma=gamma, params=(("phrase_length", length),))
-            for gamma in (4, 6, 8)
-            for length in (2, 4)
-        ]
-        for name in ("ouroboros", "phrases+ouroboros")
-    },
-}
 HOST_BATCH = 8
-
-# Table 4 of the paper: what is added in turn, as settings of the server and of the request; the last is our addition.
-PAPER = {
-    "draft_passes": 8, "draft_lenience": 1.0, "harvests_rejected": False, "history_scope": HistoryScope.REQUEST,
-}  # fmt: skip
-MECHANISMS: tuple[tuple[str, dict[str, object], int], ...] = (
-    ("phrases accelerate the draft", {}, 0),
-    ("+ lengthening, after 4 passes", {"draft_passes": 4}, 3),
-    ("+ phrases from verification", {"harvests_rejected": True}, 3),
-    ("+ reuse across requests", {"history_scope": HistoryScope.TENANT}, 3),
-    ("+ lenient drafting", {"draft_lenience": DraftingConfig().draft_lenience}, 3),
-    ("+ window of 4 on the draft", {"draft_window": 4}, 3),
-    ("no window, after 1 pass", {"draft_window": 0, "draft_passes": 1}, 3),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,75 +88,10 @@ class Run:
         self.rows.extend(rows)
 
 
-def tuned_table(run: Run, bundle: Path) -> None:
-    """Ouroboros against model drafting, each as it is fastest on the tuning prompts; histories shared."""
-    with run.open(bundle) as bench:
-        prompts = CodePrompts.of(bench.rig, run.num_prompts)
-        bench.run(PLAIN, "code", prompts.tuning[:1], run.max_tokens)
-        chosen = {
-            family: fastest(run, bench, settings, prompts.tuning)
-            for family, settings in FAMILIES.items()
-        }
-        lines = {one.name: run.line(bench, one) for one in (PLAIN, *chosen.values())}
-        # What has been served before: as much again as is measured.
-        warm = prompts.others[: run.num_prompts]
-        found = compare(lines, prompts.measured, rounds=run.rounds, warm=warm)
-    run.report("each tuned, histories shared", "tuned", bundle, found, chosen["model"].name)
-
-
-def fastest(
-    run: Run, bench: Bench, settings: Sequence[Setting], prompts: Sequence[Prompt]
-) -> Setting:
-    """The setting of most tokens per second."""
-    tried = compare(
-        {one.name: run.line(bench, one) for one in settings}, prompts, rounds=run.rounds
-    )
-    return max(settings, key=lambda one: total(tried[one.name]).tokens_per_s)
-
-
-def mechanisms_table(run: Run, bundle: Path) -> None:
-    """Each mechanism of Ouroboros added in turn, at one gamma."""
-    gamma = run.gamma * 2
-    lines: dict[str, Line] = {}
-    settings = dict(PAPER)
-    for name, added, num_phrases in MECHANISMS:
-        settings |= added
-        bench = run.open(bundle, **settings)
-        if not lines:
-            lines["model"] = run.line(bench, Setting(drafter="model", gamma=gamma))
-        one = Setting(drafter="ouroboros", gamma=gamma, params=(("num_phrases", num_phrases),))
-        lines[name] = run.line(bench, one)
-    prompts = CodePrompts.of(lines["model"].bench.rig, run.num_prompts).measured
-    found = compare(lines, prompts, rounds=run.rounds)
-    close(lines)
-    run.report(f"mechanisms added in turn, gamma {gamma}", "mechanisms", bundle, found, "model")
-
-
-def locality_table(run: Run, bundle: Path) -> None:
-    """Reuse off and on, with prompts shuffled and with those of one source file together."""
-    one = Setting(drafter="ouroboros", gamma=run.gamma)
-    lines: dict[str, Line] = {}
-    for word, scope in (("off", HistoryScope.REQUEST), ("on", HistoryScope.TENANT)):
-        bench = run.open(bundle, history_scope=scope)
-        prompts = CodePrompts.of(bench.rig, run.num_prompts).measured
-        lines[f"reuse {word}, shuffled"] = run.line(bench, one)
-        lines[f"reuse {word}, by file"] = run.line(bench, one, order=by_file(bench, prompts))
-    found = compare(lines, prompts, rounds=run.rounds)
-    close(lines)
-    run.report("reuse and locality", "locality", bundle, found, "reuse off, shuffled")
-
-
-def by_file(bench: Bench, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The same prompts, those of one source file together."""
-    places = {text: place for place, text in enumerate(code_prompts(NUM_CODE))}
-    decode = bench.rig.tokenizer.decode
-    return sorted(prompts, key=lambda prompt: places.get(decode(prompt[0]), 0))
-
-
 def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[str]) -> None:
     """Every drafter at one gamma on every task, none with a history of other requests."""
     with run.open(bundle, history_scope=HistoryScope.REQUEST) as bench:
-        code = CodePrompts.of(bench.rig, run.num_prompts).measured
+        code = code_task(bench.rig, run.num_prompts)
         work = {
             "code": lambda: code,
             "edit": lambda: edit_task(bench.rig, code, run.max_tokens),
@@ -198,7 +104,7 @@ def every_table(run: Run, bundle: Path, names: Sequence[str], tasks: Sequence[st
 def host_table(run: Run, bundle: Path, names: Sequence[str]) -> None:
     """Report the host's time of drafting in a batch of eight."""
     with run.open(bundle, batch=HOST_BATCH, history_scope=HistoryScope.REQUEST) as bench:
-        prompts = CodePrompts.of(bench.rig, max(run.num_prompts, HOST_BATCH)).measured
+        prompts = code_task(bench.rig, max(run.num_prompts, HOST_BATCH))
         prompts = prompts[: len(prompts) // HOST_BATCH * HOST_BATCH]
         beside_plain(run, bundle, bench, names, prompts, "code", batch=HOST_BATCH)
 
@@ -215,18 +121,11 @@ def beside_plain(
     run.report(f"{what}, gamma {run.gamma}", what, bundle, found, "none")
 
 
-def close(lines: dict[str, Line]) -> None:
-    """Close the benches of a table that has several."""
-    for bench in {id(line.bench): line.bench for line in lines.values()}.values():
-        bench.rig.close()
-
-
 def main(
     bundle: Path,
     scratch: Annotated[Path, typer.Option(help="Folder for the datastore.")],
-    dear: Annotated[Path | None, typer.Option(help="Bundle whose draft costs 0.3 to 0.5 of a target step.")] = None,
     drafters: Annotated[str, typer.Option(help="comma-separated; default all")] = "",
-    figures: Annotated[str, typer.Option(help="Of 1 tuned, 2 mechanisms, 3 every drafter, 4 host.")] = "1,2,3,4",
+    figures: Annotated[str, typer.Option(help="Of 1 every drafter, 2 host.")] = "1,2",
     tasks: str = "code,edit,noise",
     gamma: int = 4,
     num_prompts: int = 12,
@@ -236,21 +135,15 @@ def main(
     json_out: Path | None = None,
 ) -> None:  # fmt: skip
     """Measure, print tables of medians, and write them as one result."""
-    recorder = Recorder("drafters", "every drafter, and the mechanisms of Ouroboros", threads)
+    recorder = Recorder("drafters", "every drafter", threads)
     sizes = {"num_prompts": num_prompts, "max_tokens": max_tokens, "rounds": rounds}
     run = Run(**sizes, gamma=gamma, threads=threads, scratch=scratch)
     names = drafters.split(",") if drafters else [*DRAFTER_NAMES, *COMPOSED]
     names = [name for name in names if name != "none"]
     wanted = figures.split(",")
     if "1" in wanted:
-        for one in (bundle, *([dear] if dear else [])):
-            tuned_table(run, one)
-    if "2" in wanted:
-        mechanisms_table(run, dear or bundle)
-        locality_table(run, dear or bundle)
-    if "3" in wanted:
         every_table(run, bundle, names, tasks.split(","))
-    if "4" in wanted:
+    if "2" in wanted:
         host_table(run, bundle, names)
     recorder.write(json_out, run.rows, {**sizes, "gamma": gamma})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outrider.engines.sampling.base import ExactnessMode, SamplingParams
+from outrider.engines.sampling.base import MAX_BEHIND, ExactnessMode, SamplingParams
 from outrider.engines.sampling.compiled_rows import GreedyRows
 from outrider.engines.sampling.cpu_sampler import CpuSampler
 from outrider.engines.sampling.draws import race_winner
@@ -591,3 +591,31 @@ def test_a_greedy_draft_longer_than_any_is_refused_and_not_taken_for_its_neighbo
     drafted = [replace(row_for((0,) * count), index=index) for index, count in enumerate((3, 1))]
     with pytest.raises(IndexError):
         rows.judge(logits, drafted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"params": SamplingParams(temperature=0.0)},
+        {"params": SamplingParams(temperature=1.0)},
+        {"params": SamplingParams(temperature=1.0), "mode": SEED_STABLE},
+        {"params": SamplingParams(temperature=1.0, top_k=3)},
+    ],
+)
+def test_point_masses_behind_gamma_are_judged_as_plain_decoding_draws(changes):
+    max_gamma, vocab_size = 2, 5
+    length = max_gamma + MAX_BEHIND
+    sampler = sampler_for(vocab_size, max_gamma=max_gamma)
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(1, length + 1, vocab_size)).astype(np.float32)
+    tokens: list[int] = []
+    for at in range(length + 1):
+        row = row_for(history=np.array([1, *tokens]), **changes)
+        tokens.append(sampler.judge(logits[:, at:], [row])[0].next_token)
+    history = np.array([1])
+    row = row_for(tuple(tokens[:-1]), history=history, **changes)
+    whole = sampler.judge(logits, [row])[0]
+    assert (whole.num_accepted, whole.next_token) == (length, tokens[-1])
+    wrong = (*tokens[: length - 1], (tokens[length - 1] + 1) % vocab_size)
+    cut = sampler.judge(logits, [row_for(wrong, history=history, **changes)])[0]
+    assert (cut.num_accepted, cut.next_token) == (length - 1, tokens[length - 1])

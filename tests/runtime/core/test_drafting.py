@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from outrider.runtime.core.drafting import (
     GONE_SETTINGS,
@@ -35,6 +37,17 @@ def test_every_switch_of_ouroboros_is_a_setting() -> None:
     assert not {"datastore", "history_scope"} & set(setting_names())
 
 
+def test_a_preset_stands_for_settings_and_those_beside_it_win() -> None:
+    paper = DraftingConfig(**parse_settings(["preset=paper"]))
+    assert paper == DraftingConfig(
+        phrase_length=6, num_phrases=3, pool_size=20, draft_window=20, draft_passes=0,
+        draft_lenience=1.0, root_phrases=0,
+    )  # fmt: skip
+    assert DraftingConfig(**parse_settings(["preset=outrider"])) == DraftingConfig()
+    for texts in (["preset=paper", "draft_window=3"], ["draft_window=3", "preset=paper"]):
+        assert DraftingConfig(**parse_settings(texts)) == replace(paper, draft_window=3)
+
+
 @pytest.mark.parametrize(
     ("texts", "key"),
     [
@@ -45,6 +58,8 @@ def test_every_switch_of_ouroboros_is_a_setting() -> None:
         (["draft_lenience=much"], "draft_lenience"),
         (["harvests_rejected=yes"], "harvests_rejected"),
         (["draft_window=1", "draft_window=2"], "draft_window"),
+        (["preset=thesis"], "preset: must be one of outrider, paper"),
+        (["preset=paper", "preset=outrider"], "preset: must be given once"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(texts: list[str], key: str) -> None:

@@ -15,7 +15,7 @@ from outrider.runtime.core.scheduler import (
     plan_step,
 )
 
-LIMITS = StepLimits(max_context=20, max_gamma=6, prefill_chunk=4)
+LIMITS = StepLimits(max_context=20, max_gamma=6, max_depth=10, prefill_chunk=4)
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from outrider.runtime.core.drafting import DraftingConfig
 from outrider.runtime.drafters.base import Draft, DraftRow
-from outrider.runtime.drafters.compose import FallbackDrafter
+from outrider.runtime.drafters.compose import FallbackDrafter, _capped
 from outrider.runtime.drafters.text.suffix import SuffixDrafter
 
 from tests.runtime.drafters.rows import row
@@ -71,6 +72,13 @@ def test_what_was_passed_over_stands_where_nobody_has_more() -> None:
 
 def test_the_last_part_is_never_passed_over() -> None:
     assert propose([(Scripted((1,), expected=0.0), None)]).tokens == (1,)
+
+
+@pytest.mark.parametrize(("most", "gamma", "behind"), [(5, 4, 1), (3, 3, 0), (9, 4, 4)])
+def test_a_cap_bounds_what_stands_behind_gamma_too(most: int, gamma: int, behind: int) -> None:
+    given = replace(row([1, 2], gamma=4), num_behind=4)
+    (capped,) = _capped([given], [0], most)
+    assert (capped.gamma, capped.num_behind) == (gamma, behind)
 
 
 def test_a_cap_is_a_parts_own() -> None:

@@ -19,6 +19,7 @@ def options(
     fixed: object = False,
     uses_model: object = True,
     catch_up_s: object = 0.0,
+    behind: object = 0,
     proposed: float = 1.0,
     packs_rows: bool = False,
     ratios: object = 1.0,
@@ -35,6 +36,7 @@ def options(
         0.0,
         np.full(n, token_s),
         np.broadcast_to(np.array(catch_up_s, dtype=np.float64), n),
+        np.broadcast_to(np.array(behind, dtype=np.int64), n),
     )
     expected = Expected(survival, proposed * ones, proposed * ones)
     scales = np.broadcast_to(np.array(ratios, dtype=np.float64), MAX_GAMMA + 1).tolist()
@@ -48,6 +50,19 @@ def rates(found: Options) -> np.ndarray:
 def best(found: Options) -> list[int]:
     gammas: list[int] = found.gammas[int(rates(found).argmax())].tolist()
     return gammas
+
+
+@pytest.mark.parametrize("behind", [0, 2])
+def test_what_stands_behind_gamma_is_verified_and_kept_without_a_draft_call(behind: int) -> None:
+    costs, alpha = table(c=0.5, slope=0.1), 0.8
+    found = options(costs, alpha, caps=3, fixed=True, behind=behind)
+    longer = options(costs, alpha, caps=3 + behind, fixed=True)
+    assert found.gammas[-1].tolist() == [3]
+    assert found.tokens[-1] == pytest.approx(longer.tokens[-1])
+    calls_s = behind * (costs.host.call_s + costs.draft.extend_s(1, 1, 20))
+    assert found.seconds[-1] == pytest.approx(longer.seconds[-1] - calls_s)
+    nothing = options(costs, alpha, caps=0, behind=behind)
+    assert nothing.tokens.tolist() == [1.0] * len(nothing.tokens)
 
 
 @pytest.mark.parametrize("alpha", [0.02, 0.3, 0.5, 0.7, 0.9, 0.99])

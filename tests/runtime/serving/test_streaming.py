@@ -179,6 +179,10 @@ async def test_leaving_the_stream_frees_the_slot(start_endless):
         ({"drafter": "lookup", "num_phrases": 2}, "speculation.num_phrases", "INVALID_PARAMETER"),
         ({"drafter": "ouroboros", "num_phrases": 17}, "speculation.num_phrases", "INVALID_PARAMETER"),
         ({"drafter": "ouroboros", "window": 33}, "speculation.window", "INVALID_PARAMETER"),
+        # Its models take no trees.
+        ({"drafter": "ouroboros", "window": 3}, "speculation.window", "INVALID_PARAMETER"),
+        ({"drafter": "ouroboros", "num_phrases": 2}, "speculation.num_phrases", "INVALID_PARAMETER"),
+        ({"drafter": "lookahead", "window": 2, "gamma": 4}, "speculation.window", "INVALID_PARAMETER"),
         ({"drafter": "phrases", "window": 4}, "speculation.window", "INVALID_PARAMETER"),
         ({"drafter": "model", "branching": [2]}, "speculation.branching", "INVALID_PARAMETER"),
         ({"drafter": "lookup", "reference": "ab"}, "speculation.reference", "INVALID_PARAMETER"),
@@ -201,8 +205,8 @@ async def test_drafter_parameters_are_refused_by_name(
     [
         {"drafter": "reference", "reference": "xyzabcdefghijklmnopqrstuvwxyz"},
         {"drafter": "model/phrases", "phrase_length": 2},
-        {"drafter": "ouroboros", "phrase_length": 3, "num_phrases": 2, "window": 4},
-        {"drafter": "lookahead", "phrase_length": 3, "num_phrases": 2, "window": 3},
+        {"drafter": "ouroboros", "phrase_length": 3},
+        {"drafter": "lookahead", "phrase_length": 3, "num_phrases": 2},
         {"drafter": "reference+suffix+lookup+phrases"},
     ],
 )

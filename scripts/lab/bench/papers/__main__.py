@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from scripts.lab.bench.papers import leviathan
+from scripts.lab.bench.papers import leviathan, ouroboros
 from scripts.lab.bench.papers.common import Context, Table, run_table
 from scripts.tools.common import names_of
 from scripts.tools.tables import markdown
 
-TABLES: dict[str, Table] = {**leviathan.TABLES}
+TABLES: dict[str, Table] = {**leviathan.TABLES, **ouroboros.TABLES}
 
 
 def main(

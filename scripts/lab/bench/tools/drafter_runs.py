@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,19 +30,17 @@ Prompt = tuple[list[int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One way to draft; ``params`` are fields of ``SpeculationParams`` beside drafter and gamma."""
+    """One way to draft."""
 
     drafter: str
     gamma: int = 0
-    params: tuple[tuple[str, int], ...] = ()
 
     @property
     def name(self) -> str:
         """For tables."""
         if self.drafter == "none":
             return "none"
-        more = "".join(f" {name} {value}" for name, value in self.params)
-        return f"{self.drafter} gamma {self.gamma}{more}"
+        return f"{self.drafter} gamma {self.gamma}"
 
     def speculation(self, reference: tuple[int, ...] = ()) -> SpeculationParams:
         """As a request would ask for it."""
@@ -51,7 +49,6 @@ class Setting:
             drafter=self.drafter,
             gamma=self.gamma,
             reference_tokens=reference if "reference" in self.drafter else (),
-            **dict(self.params),
         )
 
 
@@ -119,7 +116,7 @@ class Bench:
     _num_tenants: int = 0
 
     def __enter__(self) -> Bench:
-        for name in ("propose", "tell"):
+        for name in ("propose", "report_outcomes"):
             self._plain[name] = getattr(step, name)
             setattr(step, name, self._timed(self._plain[name]))
         return self
@@ -175,22 +172,18 @@ class Line:
 
     Attributes:
         max_tokens: of every answer.
-        order: prompts in another order than the other lines'; None for theirs.
     """
 
     bench: Bench
     setting: Setting
     task: str
     max_tokens: int
-    order: Sequence[Prompt] | None = None
     tenant: str = ""
 
-    def begin(self, warm: Iterable[Prompt]) -> None:
-        """Forget all history but that of ``warm``, which is not measured."""
+    def begin(self) -> None:
+        """Forget all history."""
         self.bench.forget()
         self.tenant = self.bench.rig.tenant
-        for prompt in warm if self.setting is not PLAIN else ():
-            self.run([prompt])
 
     def run(self, group: Sequence[Prompt]) -> Tally:
         """One run, as the line's own tenant."""
@@ -204,20 +197,18 @@ def compare(
     *,
     rounds: int,
     batch: int = 1,
-    warm: Sequence[Prompt] = (),
 ) -> dict[str, list[Tally]]:
     """Return the tallies of each line, one per group of prompts; the lines take turns group by group.
 
-    Whatever disturbs the machine for a second or more so hits all lines. Each round begins without history but
-    that of ``warm``.
+    Whatever disturbs the machine for a second or more so hits all lines. Each round begins without history.
     """
     found: dict[str, list[Tally]] = {name: [] for name in lines}
     for _ in range(rounds):
         for line in lines.values():
-            line.begin(warm)
+            line.begin()
         for start in range(0, len(prompts), batch):
             for name, line in lines.items():
-                found[name].append(line.run((line.order or prompts)[start : start + batch]))
+                found[name].append(line.run(prompts[start : start + batch]))
     return found
 
 
@@ -232,31 +223,12 @@ def speed_over(tallies: Sequence[Tally], base: Sequence[Tally]) -> float:
     return statistics.median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class CodePrompts:
-    """Heads of functions, in an order without locality, for purposes that share none.
-
-    Attributes:
-        measured: what figures are taken on.
-        tuning: what settings are chosen on.
-        others: all the rest: an earlier history, a corpus.
-    """
-
-    measured: list[Prompt]
-    tuning: list[Prompt]
-    others: list[Prompt]
-
-    @classmethod
-    def of(cls, rig: Rig, count: int) -> CodePrompts:
-        """``count`` measured ones."""
-        texts = code_prompts(NUM_CODE)
-        random.Random(0).shuffle(texts)
-        encoded = [list(rig.tokenizer.encode(text)) for text in texts]
-        prompts = [(ids, tuple(ids)) for ids in encoded]
-        num_tuning = max(1, count // 2)
-        return cls(
-            prompts[:count], prompts[count : count + num_tuning], prompts[count + num_tuning :]
-        )
+def code_task(rig: Rig, count: int) -> list[Prompt]:
+    """Heads of functions, in an order without locality."""
+    texts = code_prompts(NUM_CODE)
+    random.Random(0).shuffle(texts)
+    encoded = [list(rig.tokenizer.encode(text)) for text in texts[:count]]
+    return [(ids, tuple(ids)) for ids in encoded]
 
 
 def edit_task(rig: Rig, prompts: Sequence[Prompt], max_tokens: int) -> list[Prompt]:

@@ -281,6 +281,15 @@ def test_every_setting_of_the_drafters_is_set_by_its_name():
     assert [one.name for one in named_of(given, "drafting")] == [*setting_names()]
 
 
+def test_a_preset_brings_its_drafter_and_gamma_where_none_are_given():
+    paper = options("--drafting", "preset=paper")
+    assert (paper.config.default_drafter, paper.config.default_gamma) == ("ouroboros", 12)
+    assert not paper.leaves_drafter and not paper.leaves_gamma
+    given = options("--drafting", "preset=paper", "--drafter", "model", "--gamma", "auto")
+    assert (given.config.default_drafter, given.config.default_gamma) == ("model", None)
+    assert options("--drafting", "preset=outrider") == options()
+
+
 # What a process is given by the code that starts it.
 NO_SETTINGS = {"stage"}
 

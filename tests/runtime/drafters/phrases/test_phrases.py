@@ -9,6 +9,7 @@ import pytest
 from outrider.engines.reference.scripted import ScriptedEngine
 from outrider.engines.sampling.base import ExactnessMode
 from outrider.runtime.core.drafting import DraftingConfig, HistoryScope
+from outrider.runtime.core.errors import ConfigError, RequestError
 from outrider.runtime.core.events import Progressed
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.phrases.ouroboros import OuroborosDrafter
@@ -21,7 +22,7 @@ from outrider.runtime.drafters.phrases.phrases import (
 )
 
 from tests.runtime.drafters.rows import draft, outcome
-from tests.runtime.markov import PAIRS, Harness, limits
+from tests.runtime.markov import MAX_GAMMA, PAIRS, Harness, limits
 
 
 def pool(pool_size: int = 2, max_keys: int = 100) -> PhrasePool:
@@ -159,7 +160,8 @@ def test_greedy_answers_are_the_same_with_any_pool(content: str, max_nodes: int)
     for key, phrase in POOLS[content]:
         shared.put(key, phrase)
     harness.submit("plain", max_tokens=30, is_enabled=False, end_tokens=(2,), seed=1)
-    params = SpeculationParams(drafter="ouroboros", gamma=7, phrase_length=3, num_phrases=3)
+    # Three phrases are the default; what finds no room is cut.
+    params = SpeculationParams(drafter="ouroboros", gamma=7, phrase_length=3)
     harness.submit("a", max_tokens=30, speculation=params)
     harness.submit("b", max_tokens=30, speculation=params, end_tokens=(2,), seed=1)
     harness.run()
@@ -168,7 +170,7 @@ def test_greedy_answers_are_the_same_with_any_pool(content: str, max_nodes: int)
     assert harness.finished("a").report.off_reason is None
 
 
-def test_phrases_lengthen_the_draft_beyond_the_models_tokens() -> None:
+def test_phrases_stand_on_top_of_the_drafts_gamma() -> None:
     harness = tree_harness("F3")
     shared = ouroboros(harness)._phrases._pools.of(("tenant:", 3))
     for key, phrase in POOLS["perfect"]:
@@ -179,10 +181,119 @@ def test_phrases_lengthen_the_draft_beyond_the_models_tokens() -> None:
     first = next(
         e for e in harness.events["a"] if isinstance(e, Progressed) and e.trace.draft_tokens
     )
-    # One pass of the draft model, fed a phrase, says 5, 6 and, wrongly, 8; the phrase after 8 follows.
-    assert first.trace.draft_tokens == (5, 6, 8, 9, 0)
+    # One pass of the draft model, fed a phrase, says 5, 6 and, wrongly, 8; the phrases after 8 go on to gamma + 3.
+    assert first.trace.draft_tokens == (5, 6, 8, 9, 0, 1, 2, 3)
     passes = ouroboros(harness).passes
     assert passes.num_passes < passes.num_drafted
+
+
+def drafts_of(
+    max_tokens: int, gamma: int = 2, max_open: int | None = None
+) -> list[tuple[int, ...]]:
+    """Return the drafts of a greedy answer on F3, with 4 tokens of phrases that are always right."""
+    drafting = DraftingConfig(draft_passes=0, draft_lenience=1.0)
+    target = ScriptedEngine(PAIRS["F3"][1], replace(limits(10), max_open=max_open))
+    harness = Harness("F3", target=target, drafting=drafting)
+    shared = ouroboros(harness)._phrases._pools.of(("tenant:", 4))
+    for key, phrase in POOLS["perfect"]:
+        shared.put(key, phrase)
+    params = SpeculationParams(drafter="ouroboros", gamma=gamma)
+    harness.submit("a", (1, 2, 3), max_tokens=max_tokens, speculation=params)
+    harness.run()
+    assert harness.tokens("a") == [token % 10 for token in range(4, 4 + max_tokens)]
+    return [
+        one.trace.draft_tokens
+        for one in harness.events["a"]
+        if isinstance(one, Progressed) and one.trace.draft_tokens
+    ]
+
+
+def test_a_draft_has_gamma_tokens_of_the_model_and_a_phrase_as_far_as_there_is_room() -> None:
+    drafts = drafts_of(15)
+    # Two tokens of the draft model, four of phrases.
+    assert drafts[0] == (5, 6, 7, 8, 9, 0)
+    assert max(map(len, drafts)) == 6
+    # The prompt's pass gives the first token: of five, three are left to draft beside the one that follows.
+    assert len(drafts_of(5)[0]) == 3
+
+
+@pytest.mark.parametrize("max_open", [MAX_GAMMA, MAX_GAMMA + 2])
+def test_no_draft_is_longer_than_the_target_can_take_back(max_open: int) -> None:
+    assert max(map(len, drafts_of(25, MAX_GAMMA, max_open))) == max_open
+
+
+def test_the_calls_of_a_draft_are_its_passes() -> None:
+    harness = tree_harness("F3")
+    shared = ouroboros(harness)._phrases._pools.of(("tenant:", 3))
+    for key, phrase in POOLS["perfect"]:
+        shared.put(key, phrase)
+    params = SpeculationParams(drafter="ouroboros", gamma=5, phrase_length=3)
+    harness.submit("a", (1, 2, 3), max_tokens=12, speculation=params)
+    harness.run()
+    found = ouroboros(harness)
+    assert 0 < found.passes.num_passes < found.passes.num_drafted
+    assert set(found.passes.num_calls.values()) == {1}
+
+
+def wide_pair(num_nodes: int, max_extend: int = 64, **settings: object) -> Harness:
+    """A pair on F3 whose trees have so many tokens, root included."""
+    bounds = replace(limits(10), max_tree_nodes=num_nodes, max_extend=max_extend)
+    _, target_logits, draft_logits = PAIRS["F3"]
+    target, draft = ScriptedEngine(target_logits, bounds), ScriptedEngine(draft_logits, bounds)
+    return Harness("F3", target=target, draft=draft, **settings)
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "asked", "field"),
+    [
+        # Of the draft model: 2 fed, a chain of 5 (4 of phrases), two phrases of 4, and a window of 4 x 3 - 1.
+        (26, {"window": 3}, ""),
+        (25, {"window": 3}, "window"),
+        # Of the target: the root, gamma 6, and K x 4.
+        (19, {"num_phrases": 3}, ""),
+        (18, {"num_phrases": 3}, "num_phrases"),
+        (18, {"num_phrases": 2}, ""),
+        (18, {}, ""),
+        (0, {"num_phrases": 1}, ""),
+    ],
+)
+def test_what_a_request_asks_for_and_finds_no_room_is_refused(
+    num_nodes: int, asked: dict[str, int], field: str
+) -> None:
+    harness = wide_pair(num_nodes)
+    params = SpeculationParams(drafter="ouroboros", gamma=6, **asked)
+    if not field:
+        harness.submit("a", max_tokens=4, speculation=params)
+        return
+    with pytest.raises(RequestError, match=f"speculation.{field}: needs .*{num_nodes}|needs .*17"):
+        harness.submit("a", max_tokens=4, speculation=params)
+
+
+def test_a_phrase_that_no_pass_can_verify_is_refused_where_it_was_asked_for() -> None:
+    params = SpeculationParams(drafter="ouroboros", gamma=8)
+    harness = wide_pair(0, max_extend=12)
+    harness.submit("a", max_tokens=4, speculation=params)
+    with pytest.raises(
+        RequestError, match=r"phrase_length: needs drafts of 12 tokens .*at most 11"
+    ):
+        harness.submit("b", max_tokens=4, speculation=replace(params, phrase_length=4))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"draft_window": 3}, "draft_window"),
+        ({"num_phrases": 4}, "num_phrases"),
+        ({"phrase_length": 9}, "phrase_length"),
+    ],
+)
+def test_a_server_whose_own_drafter_has_no_room_does_not_start(
+    settings: dict[str, int], key: str
+) -> None:
+    drafting = DraftingConfig(**settings)
+    with pytest.raises(ConfigError, match=f"drafting.{key}: needs"):
+        wide_pair(20, 16, default_drafter="ouroboros", default_gamma=8, drafting=drafting)
+    wide_pair(20, 16, default_drafter="model", default_gamma=8, drafting=drafting)
 
 
 @pytest.mark.parametrize("scope", list(HistoryScope))
