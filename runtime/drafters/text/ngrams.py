@@ -112,7 +112,8 @@ def unigram_probs(store: Datastore) -> Probs:
     counts = store.counts()
     frequencies = counts / max(1, counts.sum())
     probs = (1.0 - UNSEEN_SHARE) * frequencies + UNSEEN_SHARE / store.vocab_size
-    return probs / probs.sum()
+    total: Probs = probs / probs.sum()
+    return total
 
 
 def successor_log_probs(
