@@ -18,6 +18,7 @@ from outrider.export.weights.written_text import observe, write_text
 
 from tests.export.certificate.bounds import within
 from tests.export.conftest import Exported
+from tests.export.weights.integer_sums import overflow
 
 ENCODER_PRODUCTS = 2 * 4 + 1
 """Of two layers; that of all caches of the source is one."""
@@ -51,7 +52,9 @@ def test_both_graphs_store_their_products_alike(own_text2text: Exported, kind: s
     assert stored_products(path) == DECODER_PRODUCTS
     assert stored_products(path.with_name(ENCODE_FILE)) == ENCODER_PRODUCTS
     # Products of 32 rows round coarsely, and grouped.onnx by the same.
-    bound = within(TOLERANCES[kind])
+    # 1.56 where sums overflow.
+    more = 2.0 if kind == W8A8 and overflow() else 1.0
+    bound = within(more * TOLERANCES[kind])
     found = check_parity(own_text2text.model, path, model_config, max_gamma=3, bound=bound)
     assert derive_grouped_graph(path)
     grouped = path.with_name("grouped.onnx")
