@@ -102,7 +102,7 @@ def test_ids_of_the_source_that_no_answer_has_are_never_proposed(
     corpus: Path, drafter: str
 ) -> None:
     """The source's vocabulary is larger than the answer's."""
-    bounds = replace(bounds_of("S4"), max_tree_nodes=32)
+    bounds = replace(bounds_of("S4"), max_tree_nodes=32, max_extend=32)
     target, draft = (
         ScriptedEngine(mixed(seed, like=1 if seed == 2 else None), bounds, source_vocab_size=9)
         for seed in (1, 2)
