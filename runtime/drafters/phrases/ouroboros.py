@@ -41,6 +41,8 @@ from outrider.runtime.drafters.phrases.phrase_passes import PhrasePasses
 from outrider.runtime.drafters.phrases.phrases import PhraseDrafter, PhrasePool, corrected
 from outrider.runtime.drafters.phrases.window import Phrase
 
+USUAL = DraftingConfig()
+
 
 @dataclass(frozen=True, slots=True)
 class Tried:
@@ -78,6 +80,9 @@ class OuroborosDrafter(ModelDrafter):
         self.passes = PhrasePasses(self._engine, parts, self._phrases)
         self._tried: dict[str, Tried] = {}
         self._max_depth, self._max_nodes = parts.max_depth, parts.max_nodes
+        # Whether the operator asked for the phrases that the server's settings have.
+        sizes = (parts.config.phrase_length, parts.config.num_phrases)
+        self._is_unusual = sizes != (USUAL.phrase_length, USUAL.num_phrases)
 
     def check(self, params: SpeculationParams, gamma: int) -> None:
         """Refuse a window, a phrase or a number of phrases that was asked for and finds no room; see ``ChecksParams``.
@@ -88,16 +93,11 @@ class OuroborosDrafter(ModelDrafter):
         length = params.phrase_length or config.phrase_length
         count = config.num_phrases if params.num_phrases is None else params.num_phrases
         width = config.draft_window if params.window is None else params.window
-        usual = DraftingConfig()
-        is_unusual = (config.phrase_length, config.num_phrases) != (
-            usual.phrase_length,
-            usual.num_phrases,
-        )
         deepest, nodes = gamma + length, gamma + count * length
-        if count and deepest > self._max_depth and (params.phrase_length or is_unusual):
+        if count and deepest > self._max_depth and (params.phrase_length or self._is_unusual):
             rule = f"needs drafts of {deepest} tokens with a gamma of {gamma}: at most {self._max_depth} are verified"
             raise RequestError("speculation.phrase_length", rule)
-        is_asked = params.num_phrases is not None or is_unusual
+        is_asked = params.num_phrases is not None or self._is_unusual
         if count > 1 and nodes > self._max_nodes and is_asked:
             rule = (
                 f"needs trees of {nodes} draft tokens with a gamma of {gamma}: the target verifies {self._max_nodes}; "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -143,12 +143,20 @@ class UnigramDrafter:
     order: ClassVar[int] = 1
 
     def __init__(self, parts: DrafterParts, store: Datastore) -> None:
-        self.engine = NgramEngine(store, self.order)
-        self._model = ModelDrafter(replace(parts, draft=self.engine))
+        self._parts, self._store = parts, store
+
+    @cached_property
+    def engine(self) -> NgramEngine:
+        """Return what drafts are drawn from: counted when first asked for, since every start with a corpus is here."""
+        return NgramEngine(self._store, self.order)
+
+    @cached_property
+    def _model(self) -> ModelDrafter:
+        return ModelDrafter(replace(self._parts, draft=self.engine))
 
     @classmethod
     def from_parts(cls, parts: DrafterParts) -> Self:
-        """Count the server's datastore.
+        """Open the server's datastore.
 
         Raises:
             BundleError: it cannot be read, or was made for another vocabulary.

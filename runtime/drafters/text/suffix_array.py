@@ -23,6 +23,8 @@ from outrider.engines.base import BundleError, IntArray
 
 SORTED_DEPTH = 32
 KEY_BITS = 63
+COUNTED_TOGETHER = 1 << 22
+"""Tokens."""
 FORMAT = 1
 MANIFEST = "datastore.json"
 ARRAYS = {"tokens": np.int32, "suffixes": np.int32, "keys": np.int64}
@@ -113,7 +115,12 @@ class Datastore:
 
     def counts(self) -> IntArray:
         """Return how often each token of the vocabulary occurs, [V] int64."""
-        return np.bincount(self.tokens, minlength=self.vocab_size)[: self.vocab_size]
+        counts = np.zeros(self.vocab_size + 1, dtype=np.int64)
+        # In parts: the library widens what it counts.
+        for start in range(0, len(self.tokens), COUNTED_TOGETHER):
+            part = self.tokens[start : start + COUNTED_TOGETHER]
+            counts += np.bincount(part, minlength=len(counts))
+        return counts[: self.vocab_size]
 
     def successors(self, token: int) -> tuple[IntArray, IntArray]:
         """Return the tokens that follow a token anywhere, ascending, and how often each does, [n] int64 both.

@@ -18,7 +18,7 @@ from outrider.runtime.core.events import Progressed
 from outrider.runtime.core.params import SpeculationParams
 from outrider.runtime.drafters.base import DrafterParts
 from outrider.runtime.drafters.registry import build_drafters
-from outrider.runtime.drafters.text import ngrams
+from outrider.runtime.drafters.text import ngrams, suffix_array
 from outrider.runtime.drafters.text.ngrams import (
     NUM_SUCCESSORS,
     UNIGRAM_SHARE,
@@ -174,6 +174,15 @@ def answer(
     steps = [event for event in events if isinstance(event, Progressed)]
     num_drafted = sum(len(step.trace.draft_tokens) for step in steps)
     return num_drafted, tuple(token.token for step in steps for token in step.tokens)
+
+
+def test_counts_of_parts_are_those_of_the_whole(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = [int((store.tokens == token).sum()) for token in range(store.vocab_size)]
+    for together in (1, 3, len(store.tokens)):
+        monkeypatch.setattr(suffix_array, "COUNTED_TOGETHER", together)
+        assert store.counts().tolist() == whole
 
 
 @pytest.mark.parametrize("is_block", [False, True])
