@@ -18,7 +18,7 @@ from typing import Any
 from outrider.engines.base import BundleError
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.bundle.files import MANIFEST_FILE
-from outrider.engines.bundle.manifest import Manifest, ModelEntry
+from outrider.engines.bundle.manifest import W8A8, Manifest, ModelEntry
 from outrider.engines.bundle.renewal import gains_of_export
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
@@ -27,6 +27,7 @@ from outrider.engines.kv_cache import PATIENCE
 from outrider.engines.memory.huge_pages import use_everywhere
 from outrider.engines.memory.room import cache_bytes, fit_memory
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
+from outrider.engines.onnx.integer_sums import OVERFLOW, may_overflow
 from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
 from outrider.engines.rounds import do_nothing
@@ -88,7 +89,8 @@ def load_model(
         costs = bundle_costs(bundle, options, lambda: nullcontext(pair), codec, max_batch)
     log.info("sampling %s", pair.place)
     config = _with_prefix_cache(config, pair)
-    bit_equality, is_mapped = _log_promises(bundle, pair), bundle.is_mapped()
+    on_host = parse_or_choose(options.device, bundle).kind == CPU
+    bit_equality, is_mapped = _log_promises(bundle, pair, on_host), bundle.is_mapped()
     engines = _served(pair, manifest.max_gamma, costs)
     worker = Worker(engines, config=config, decoder=codec, on_beat=on_beat, constraints=constraints)
     control = worker.snapshot().control
@@ -103,7 +105,7 @@ def load_model(
         constraints=() if constraints is None else tuple(GrammarKind),
         no_constraints=no_constraints,
         chat_templates=() if chats is None else chats.names,
-        has_rings=parse_or_choose(options.device, bundle).kind == CPU,
+        has_rings=on_host,
     )
     asked = read_generation_defaults(bundle)
     limits, defaults = _with_generation_defaults(options, manifest, model, asked)
@@ -196,7 +198,7 @@ def _served_model(
     )
 
 
-def _log_promises(bundle: Bundle, pair: Pair) -> BitEquality:
+def _log_promises(bundle: Bundle, pair: Pair, on_host: bool) -> BitEquality:
     """Log what this server can promise; return what is known of the claim that a row's bits depend on nothing else."""
     bit_equality, line = judge_bits(bundle, pair)
     if line:
@@ -204,6 +206,10 @@ def _log_promises(bundle: Bundle, pair: Pair) -> BitEquality:
         log.log(level, "%s", line)
     if accepted := bundle.manifest.accepted_words():
         log.warning("%s", accepted)
+    manifest = bundle.manifest
+    kinds = {one.weights for one in (manifest.target, manifest.draft) if one is not None}
+    if on_host and W8A8 in kinds and may_overflow():
+        log.warning("%s", OVERFLOW)
     if bundle.is_mapped():
         log.warning("serving from %s", MAPPED)
     else:

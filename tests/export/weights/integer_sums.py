@@ -14,7 +14,7 @@ LENGTH = 64
 
 @cache
 def overflow() -> bool:
-    """Whether sums of two products of 8 bits are cut to 16: on x64 without VNNI (ONNX Runtime 1.31.1)."""
+    """Whether sums of two products of 8 bits are cut to 16, by asking the library."""
     constants = {"w": np.full((LENGTH, 1), 127, np.int8), "zero": np.uint8(0)}
     graph = helper.make_graph(
         [helper.make_node("MatMulInteger", ["x", "w", "zero"], ["y"])],

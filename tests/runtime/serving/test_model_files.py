@@ -18,12 +18,14 @@ from outrider import Client, build_request
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import mapped_files
 from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.bundle.manifest import write_manifest
+from outrider.engines.bundle.manifest import W8A8, write_manifest
 from outrider.engines.determinism import BitEquality, has_equal_bits
 from outrider.engines.onnx.engine import OnnxEngine
+from outrider.engines.onnx.integer_sums import OVERFLOW
 from outrider.engines.opening import judge_bits, open_pair
 from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
+from outrider.runtime.serving import factory
 from outrider.runtime.serving.factory import load_model
 from outrider.runtime.serving.settings import ServeOptions
 from outrider.runtime.serving.v1.service import SERVICE
@@ -108,6 +110,19 @@ async def test_another_version_of_the_library_is_compared_and_said(root: Path, c
     async with served(root) as (client, _):
         assert (await client.info()).engine.bit_equality == wire.BIT_EQUALITY_CONFIRMED
     assert "certified with 1.2.3: a row's bits were compared and are the same" in caplog.text
+
+
+@pytest.mark.parametrize("overflows", [False, True])
+def test_integer_sums_that_overflow_are_told_of_w8a8_alone(
+    root: Path, monkeypatch, caplog, overflows: bool
+):
+    monkeypatch.setattr(factory, "may_overflow", lambda: overflows)
+    load_model(root, ServeOptions(config=CONFIG)).close()
+    assert OVERFLOW not in caplog.text
+    manifest = load_bundle(root).manifest
+    write_manifest(root, replace(manifest, target=replace(manifest.target, weights=W8A8)))
+    load_model(root, ServeOptions(config=CONFIG)).close()
+    assert (OVERFLOW in caplog.text) == overflows
 
 
 async def test_a_bundle_of_an_older_release_says_what_another_export_would_bring(root: Path):
