@@ -25,12 +25,18 @@ def main(
     datastore: Annotated[
         Path | None, typer.Option(help="Corpus of outrider datastore build, for n-gram models.")
     ] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Columns of the draft's window in Ouroboros' rows; default: the paper's."
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(help="0: one per physical core.")] = 0,
 ) -> None:
     """Print tables in Markdown, each as it ends."""
     context = Context.of(
         bundle, prompts, num_prompts=num_prompts, max_tokens=max_tokens, threads=threads, out=out,
-        datastore=datastore,
+        datastore=datastore, window=window,
     )  # fmt: skip
     try:
         for name in names_of(only, tuple(TABLES)) or TABLES:

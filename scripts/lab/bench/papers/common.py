@@ -77,6 +77,7 @@ class Context:
     Attributes:
         others: prompts of the file that are not measured.
         datastore: a corpus that was given.
+        window: columns of the draft's lookahead window in Ouroboros' tables; None for the paper's.
     """
 
     bundle: Path
@@ -86,19 +87,20 @@ class Context:
     out: Path
     others: tuple[str, ...] = ()
     datastore: Path | None = None
+    window: int | None = None
     rig: Rig | None = None
     _opened: RigOptions | None = field(default=None, repr=False)
 
     @classmethod
     def of(
         cls, bundle: Path, prompts: Path, *, num_prompts: int, max_tokens: int, threads: int, out: Path,
-        datastore: Path | None = None,
+        datastore: Path | None = None, window: int | None = None,
     ) -> Context:  # fmt: skip
         """Return the context of the first prompts of a file."""
         out.mkdir(parents=True, exist_ok=True)
         texts = read_prompts(prompts)
         others = texts[num_prompts:]
-        return cls(bundle, texts[:num_prompts], max_tokens, threads, out, others, datastore)
+        return cls(bundle, texts[:num_prompts], max_tokens, threads, out, others, datastore, window)
 
     def open(self, **options: Any) -> Rig:
         """Return the rig with these fields of ``RigOptions``; the one that is open, where it has them."""
@@ -166,10 +168,11 @@ class Context:
     def settings(self) -> dict[str, Scalar]:
         """Return what distinguishes the cells of one invocation from those of others."""
         prompts = hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()[:12]
-        return {
+        found: dict[str, Scalar] = {
             "bundle": self.bundle.name, "num_prompts": len(self.texts), "prompts": prompts,
             "max_tokens": self.max_tokens, "threads": self.threads,
         }  # fmt: skip
+        return found if self.window is None else {**found, "window": self.window}
 
 
 Table = Callable[[Context], Iterable[Cell]]

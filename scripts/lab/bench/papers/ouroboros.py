@@ -48,12 +48,22 @@ class Sizes:
     grid: tuple[tuple[int, ...], ...] = ((3, 4, 5), (14, 15, 16), (5, 6, 7))
     locality: tuple[int, int, int] = (6, 18, 4)
 
+    def of(self, context: Context) -> Sizes:
+        """Return these sizes, with the draft's window of ``context`` in place of theirs where it has one."""
+        if (window := context.window) is None:
+            return self
+        (gammas, _, betas), (gamma, _, length) = self.grid, self.locality
+        return replace(
+            self, window=window, grid=(gammas, (window,), betas), locality=(gamma, window, length)
+        )
+
 
 PAPER = Sizes()
 
 
 def mechanisms(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
     """Table 4: the mechanisms added in turn, the window on the draft model from the second line on."""
+    sizes = sizes.of(context)
     no_reuse = {"history_scope": HistoryScope.REQUEST}
     no_harvest = {**no_reuse, "harvests_rejected": False}
     bits_kept = {"trees_may_round_differently": False}
@@ -72,13 +82,14 @@ def mechanisms(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
 
 def num_phrases(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
     """Figure 6: K phrases behind the draft."""
+    sizes = sizes.of(context)
     for count in range(sizes.most_phrases + 1):
         yield _cell(context, count, _of_phrases(sizes, num_phrases=count), {}, by="K")
 
 
 def grid(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
     """Table 10: gamma, W and beta."""
-    for gamma, window, beta in product(*sizes.grid):
+    for gamma, window, beta in product(*sizes.of(context).grid):
         here = replace(sizes, gamma=gamma, window=window, phrase_length=beta - BETA_LESS_PHRASE)
         name = f"{gamma}, {window}, {beta}"
         yield _cell(context, name, _of_phrases(here), {}, by="gamma, W, beta")
@@ -86,6 +97,7 @@ def grid(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
 
 def tokens_per_pass(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
     """Table 13: tokens per pass of the target, beside plain decoding and drafters that the paper does not have."""
+    sizes = sizes.of(context)
     gamma, window, length = sizes.lookahead
     lookahead = SpeculationParams(
         drafter="lookahead", gamma=gamma, window=window, phrase_length=length, num_phrases=3
@@ -102,7 +114,7 @@ def tokens_per_pass(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
 
 def locality(context: Context, sizes: Sizes = PAPER) -> Iterator[Cell]:
     """Table 17: the file's prompts and as many heads of the standard library's functions, in runs of one kind."""
-    gamma, window, length = sizes.locality
+    gamma, window, length = sizes.of(context).locality
     here = replace(sizes, gamma=gamma, window=window, phrase_length=length)
     no_reuse = {"history_scope": HistoryScope.REQUEST}
     for settings, word in ((no_reuse, "off"), ({}, "on")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -54,6 +55,20 @@ def test_every_table_runs_and_all_its_answers_are_the_same(
         == 0.0
         < by_name["ouroboros"]["draft_calls_per_pass"]
     )
+
+
+def test_a_window_of_ones_own_is_that_of_every_row(tiny_bundle: Path, tmp_path: Path) -> None:
+    context = context_of(tiny_bundle, tmp_path / "out")
+    run_table(context, "paper", partial(TABLES["ouroboros-figure-6"], sizes=SMALL))
+    context.window = 0
+    small = SMALL.of(context)
+    assert (small.window, small.grid[1], small.locality) == (0, (0,), (3, 0, 3))
+    rows = run_table(context, "paper", partial(TABLES["ouroboros-figure-6"], sizes=SMALL))
+    context.close()
+    kept = [json.loads(line) for line in (context.out / "paper.jsonl").read_text().splitlines()]
+    # Rows of both windows are kept apart, and the draft is asked more often without one.
+    assert len(kept) == 2 * len(rows)
+    assert rows[0].figures["draft_calls_per_pass"] > kept[0]["figures"]["draft_calls_per_pass"]
 
 
 def test_a_bundle_without_room_for_the_papers_gamma_is_refused(
