@@ -136,8 +136,13 @@ class ServerConfig:
     )
     prefill_chunk: int = limit(
         256,
-        "Prompt tokens fed in one step, to one row or to several together; running streams wait at most this much per "
-        "step. The engine's ``max_extend`` bounds it too.",
+        "Prompt tokens fed in one step, to one row or to several together. The engine's ``max_extend`` bounds it too.",
+        _COUNT,
+    )
+    shared_chunk: int = limit(
+        64,
+        "The same, of a step that running streams wait for; on accelerators, where wide calls cost little more than "
+        "narrow ones, ``prefill_chunk`` holds there too.",
         _COUNT,
     )
     read_tokens: int = limit(

@@ -4,8 +4,9 @@ A row with more than one uncomputed token is prefilling, with exactly one it is 
 forced behind that one do not count: they are fed with it. Each step feeds at
 most one chunk of prompt, so that running streams wait for one chunk at most, and nobody's
 first token waits longer for prompts beside its own: of the row admitted first, and of neighbours that
-miss about as much and fit into the chunk with it. Prompts that are scored, for which a call computes logits of every
-token, join one another alone. Then every decoding row is verified together, each with its own gamma.
+miss about as much and fit into the chunk with it. Where rows decode, which wait for it, a chunk is narrower: just wide
+enough that its tokens cost no more than in a wide one. Prompts that are scored, for which a call computes logits of
+every token, join one another alone. Then every decoding row is verified together, each with its own gamma.
 
 Where the host judges (``StepLimits.answers_prompts``), the chunk that ends a prompt takes its last token too, and the
 row's first token comes out of that call: the row decodes from the next step on. A row whose prompt is one token, or has
@@ -47,6 +48,7 @@ class StepLimits:
             prompt but its last token is fed, and that decodes.
         read_tokens: source tokens of one step, padding included; one source is read whatever its length.
         scored_chunk: as ``prefill_chunk``, of prompts whose tokens all want their logits.
+        shared_chunk: likewise of a step in which rows decode too, if that is less.
     """
 
     max_context: int
@@ -57,6 +59,12 @@ class StepLimits:
     answers_prompts: bool = False
     read_tokens: int = 512
     scored_chunk: int = 128
+    shared_chunk: int = 256
+
+    def chunk(self, *, is_scored: bool, is_shared: bool) -> int:
+        """Return the prompt tokens of a step; ``is_shared``: in which rows decode."""
+        most = self.scored_chunk if is_scored else self.prefill_chunk
+        return min(most, self.shared_chunk) if is_shared else most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +172,7 @@ def plan_read(rows: Sequence[Request], limits: StepLimits) -> range:
 
 
 def plan_prefill(rows: Sequence[Request], limits: StepLimits) -> Prefill | None:
-    """The chunk of prompt to feed next; rows that decode have no say in it."""
+    """The chunk of prompt to feed next; of rows that decode it is only asked whether there are any."""
     missing = {
         slot: missing + limits.answers_prompts
         for slot, row in enumerate(rows)
@@ -176,7 +184,10 @@ def plan_prefill(rows: Sequence[Request], limits: StepLimits) -> Prefill | None:
         return None
     oldest = min(missing, key=lambda slot: rows[slot].order)
     is_scored = rows[oldest].is_scored
-    chunk = limits.scored_chunk if is_scored else limits.prefill_chunk
+    chunk = limits.chunk(
+        is_scored=is_scored,
+        is_shared=any(not row.cache.num_unread and _num_missing(row) == 1 for row in rows),
+    )
     lengths = {
         slot: min(length, chunk, _num_to_end(rows[slot]) or length)
         for slot, length in missing.items()

@@ -162,6 +162,8 @@ def _limits(engines: ServedEngines, config: ServerConfig) -> StepLimits:
         prefill_rows=limits.max_prompt_rows or limits.max_batch,
         answers_prompts=engines.rounds is None,
         read_tokens=config.read_tokens,
+        # On an accelerator a wide call costs little more than a narrow one.
+        shared_chunk=config.shared_chunk if engines.rounds is None else chunk,
     )
 
 

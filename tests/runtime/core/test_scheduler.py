@@ -91,6 +91,17 @@ def test_the_bound_of_a_chunk_counts_last_tokens() -> None:
         assert plan_prefill(rows, bounds) == Prefill(slot=0, lengths=fed)
 
 
+@pytest.mark.parametrize("is_scored", [False, True])
+@pytest.mark.parametrize(("shared", "tokens"), [(2, 2), (7, 7), (9, 7)])
+def test_a_chunk_is_narrower_where_rows_decode(shared: int, tokens: int, is_scored: bool) -> None:
+    sharing = replace(LIMITS, prefill_chunk=7, scored_chunk=7, shared_chunk=shared)
+    reading, decoding = Row(20, 0, is_scored=is_scored), Row(5, 4, order=9)
+    assert plan_step([reading, decoding], sharing).prefill == Prefill(slot=0, lengths=(tokens,))
+    # A row whose source is still to be read does not decode.
+    for others in ([], [replace(decoding, num_unread=3)], [Row(9, 0, order=9)]):
+        assert plan_prefill([reading, *others], sharing) == Prefill(slot=0, lengths=(7,))
+
+
 SCORED = replace(LIMITS, prefill_chunk=8, prefill_rows=4, scored_chunk=6, answers_prompts=True)
 
 
