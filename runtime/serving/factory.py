@@ -22,12 +22,11 @@ from outrider.engines.bundle.manifest import W8A8, Manifest, ModelEntry
 from outrider.engines.bundle.renewal import gains_of_export
 from outrider.engines.bundle.serving_defaults import ServingDefaults
 from outrider.engines.determinism import BitEquality
-from outrider.engines.devices import CPU, threads_of
+from outrider.engines.devices import CPU, OVERFLOW, integer_sums_overflow, threads_of
 from outrider.engines.kv_cache import PATIENCE
 from outrider.engines.memory.huge_pages import use_everywhere
 from outrider.engines.memory.room import cache_bytes, fit_memory
 from outrider.engines.memory.sizes import machine_memory_bytes, size_words
-from outrider.engines.onnx.integer_sums import OVERFLOW, may_overflow
 from outrider.engines.opening import choose_device, judge_bits, open_pair, parse_or_choose
 from outrider.engines.pair import Pair
 from outrider.engines.rounds import do_nothing
@@ -208,7 +207,7 @@ def _log_promises(bundle: Bundle, pair: Pair, on_host: bool) -> BitEquality:
         log.warning("%s", accepted)
     manifest = bundle.manifest
     kinds = {one.weights for one in (manifest.target, manifest.draft) if one is not None}
-    if on_host and W8A8 in kinds and may_overflow():
+    if on_host and W8A8 in kinds and integer_sums_overflow():
         log.warning("%s", OVERFLOW)
     if bundle.is_mapped():
         log.warning("serving from %s", MAPPED)

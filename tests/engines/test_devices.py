@@ -6,9 +6,18 @@ from pathlib import Path
 import pytest
 from outrider.engines.base import EngineError
 from outrider.engines.bundle.bundle import load_bundle
-from outrider.engines.devices import Choice, Device, choose, parse_device, threads_of
+from outrider.engines.devices import (
+    Choice,
+    Device,
+    choose,
+    integer_sums_overflow,
+    parse_device,
+    threads_of,
+)
 from outrider.engines.onnx import session
 from outrider.engines.opening import choose_device, open_engine
+
+from tests.export.weights.integer_sums import overflow
 
 
 def probes(**missing: str) -> dict[str, Callable[[int], str]]:
@@ -132,3 +141,28 @@ def test_engines_opened_beside_one_another_set_the_pool_once(
     session._share_thread_pool(97)
     other.join()
     assert calls == [97]
+
+
+def test_integer_sums_overflow_where_the_library_says_so() -> None:
+    assert integer_sums_overflow() == overflow()
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "expected"),
+    [
+        ("x86_64", "fpu avx2 fma", True),
+        ("x86_64", "fpu avx2 avx_vnni", False),
+        ("x86_64", "fpu avx2 avx512_vnni", False),
+        ("aarch64", "fpu avx2", False),
+    ],
+)
+def test_a_processor_is_judged_by_its_flags(
+    tmp_path: Path, machine: str, flags: str, expected: bool
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"model name\t: any\nflags\t\t: {flags}\n\n")
+    assert integer_sums_overflow(machine, cpuinfo) == expected
+
+
+def test_sums_of_an_unknown_processor_are_right(tmp_path: Path) -> None:
+    assert not integer_sums_overflow("x86_64", tmp_path / "missing")

@@ -20,8 +20,8 @@ from outrider.engines.bundle import mapped_files
 from outrider.engines.bundle.bundle import load_bundle
 from outrider.engines.bundle.manifest import W8A8, write_manifest
 from outrider.engines.determinism import BitEquality, has_equal_bits
+from outrider.engines.devices import OVERFLOW
 from outrider.engines.onnx.engine import OnnxEngine
-from outrider.engines.onnx.integer_sums import OVERFLOW
 from outrider.engines.opening import judge_bits, open_pair
 from outrider.errors import decode_error
 from outrider.runtime.core.config import ServerConfig
@@ -116,7 +116,7 @@ async def test_another_version_of_the_library_is_compared_and_said(root: Path, c
 def test_integer_sums_that_overflow_are_told_of_w8a8_alone(
     root: Path, monkeypatch, caplog, overflows: bool
 ):
-    monkeypatch.setattr(factory, "may_overflow", lambda: overflows)
+    monkeypatch.setattr(factory, "integer_sums_overflow", lambda: overflows)
     load_model(root, ServeOptions(config=CONFIG)).close()
     assert OVERFLOW not in caplog.text
     manifest = load_bundle(root).manifest
