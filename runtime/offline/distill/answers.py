@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,10 +97,12 @@ def write_answers(
         raise ConfigError("prompts", f"must be at least {HELD_OUT}: one in {HELD_OUT} is held out")
     done = _read(file, _asked(rig, prompts, max_tokens))
     known = {(one.attempt, one.prompt) for one in done}
+    # In an order by chance: where time ends first, those answered are of all kinds that the file has.
+    order = random.Random(0).sample(range(len(prompts)), len(prompts))
     wanted = [
         (attempt, prompt)
         for attempt in range(num_answers)
-        for prompt in range(len(prompts))
+        for prompt in order
         if (attempt, prompt) not in known
     ]
     total, began = len(done) + len(wanted), clock()
@@ -116,9 +119,9 @@ def write_answers(
 
 
 def _groups(wanted: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """Yield what is answered together: all of it greedy, or none."""
+    """Yield what is answered together, by number: all of it greedy, or none."""
     for first in range(0, len(wanted), 2 * GROUP):
-        both = wanted[first : first + 2 * GROUP]
+        both = sorted(wanted[first : first + 2 * GROUP])
         for kind in (True, False):
             if group := [one for one in both if is_greedy(one[1], one[0]) is kind]:
                 yield group

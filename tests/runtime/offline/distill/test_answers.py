@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.runtime.core.errors import ConfigError
+from outrider.runtime.offline.distill import answers
 from outrider.runtime.offline.distill.answers import HELD_OUT, Written, is_greedy, write_answers
 from outrider.runtime.offline.prompts import Prompts
 from outrider.runtime.offline.rig import Rig
@@ -54,6 +55,14 @@ def test_a_killed_run_goes_on_with_whole_lines(rig: Rig, prompts: Prompts, tmp_p
     known = {(one.prompt, one.attempt): one for one in second}
     assert all(known[one.prompt, one.attempt] == one for one in first[:-1])
     assert answered(rig, prompts, file, most_s=-1) == second
+
+
+def test_a_run_that_time_ends_has_answered_prompts_of_all_the_file(
+    rig: Rig, prompts: Prompts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "GROUP", 4)
+    found = answered(rig, prompts, tmp_path / "answers.jsonl", most_s=2, num_answers=1)
+    assert 0 < sum(one.prompt < len(prompts) / 2 for one in found) < len(found) <= 8
 
 
 def test_greedy_answers_are_the_servers(rig: Rig, prompts: Prompts, tmp_path: Path) -> None:
