@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import count
+from dataclasses import replace
+from itertools import count, cycle
 from pathlib import Path
 
 import numpy as np
@@ -186,18 +187,26 @@ def test_a_judgement_is_what_each_place_says(
         assert interval is not None and interval[0] <= tokens <= interval[1]
 
 
-def test_training_that_gains_nothing_goes_on_to_its_last_part(
-    begun: Callable[[Path], Training], texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("swing", "wanted"),
+    [(0.0, [1, heads.CONSTANT, TENTHS - 1, TENTHS]), (0.1, list(range(1, TENTHS + 1)))],
+)
+def test_training_that_certainly_gains_nothing_goes_on_to_its_last_part(
+    begun: Callable[[Path], Training], texts: list[Text], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    swing: float, wanted: list[int],
 ) -> None:  # fmt: skip
+    """Which texts that swing about nothing are not certain of."""
     same = heads.judge(begun(tmp_path / "none"), texts)
-    monkeypatch.setattr(heads, "judge", lambda *_: same)
+    signs = swing * np.resize([1.0, -1.0], (len(texts), 1)) * same.num_places[:, None]
+    judgements = cycle([same, replace(same, kept=same.kept + signs)])
+    monkeypatch.setattr(heads, "judge", lambda *_: next(judgements))
     done: list[int] = []
     seconds = count()
     heads.train(
         begun(tmp_path), texts, tmp_path, seconds=20.0,
         report=lambda now: done.append(now.num_done), clock=lambda: next(seconds),
     )  # fmt: skip
-    assert done == [1, heads.CONSTANT, TENTHS - 1, TENTHS]
+    assert done == wanted
 
 
 MUTANTS = {
