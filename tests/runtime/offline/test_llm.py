@@ -169,6 +169,10 @@ def test_no_more_requests_are_under_way_than_keep_the_slots_busy(
     assert len(begun) == 40 and most <= 16
 
 
+def test_prompts_are_read_as_wide_beside_answers_as_without(llm: LLM):
+    assert llm._serving.config.shared_chunk >= llm._serving.config.prefill_chunk
+
+
 def test_prompts_that_begin_alike_are_computed_once(tiny_bundle: Path):
     prompt = "the quick brown fox jumps over the lazy dog " * 3
     cached = {}
