@@ -48,7 +48,8 @@ class StepLimits:
             prompt but its last token is fed, and that decodes.
         read_tokens: source tokens of one step, padding included; one source is read whatever its length.
         scored_chunk: as ``prefill_chunk``, of prompts whose tokens all want their logits.
-        shared_chunk: likewise of a step in which rows decode too, if that is less.
+        shared_chunk: likewise of a step in which as many rows decode as have prompts to be fed, if that is less: those
+            of a burst are read in wide calls, and running streams keep short pauses.
     """
 
     max_context: int
@@ -62,7 +63,7 @@ class StepLimits:
     shared_chunk: int = 256
 
     def chunk(self, *, is_scored: bool, is_shared: bool) -> int:
-        """Return the prompt tokens of a step; ``is_shared``: in which rows decode."""
+        """Return the prompt tokens of a step; ``is_shared``: for which as many rows wait as for its prompts."""
         most = self.scored_chunk if is_scored else self.prefill_chunk
         return min(most, self.shared_chunk) if is_shared else most
 
@@ -184,9 +185,10 @@ def plan_prefill(rows: Sequence[Request], limits: StepLimits) -> Prefill | None:
         return None
     oldest = min(missing, key=lambda slot: rows[slot].order)
     is_scored = rows[oldest].is_scored
+    num_decoding = sum(not row.cache.num_unread and _num_missing(row) == 1 for row in rows)
     chunk = limits.chunk(
         is_scored=is_scored,
-        is_shared=any(not row.cache.num_unread and _num_missing(row) == 1 for row in rows),
+        is_shared=num_decoding >= len(missing),
     )
     lengths = {
         slot: min(length, chunk, _num_to_end(rows[slot]) or length)

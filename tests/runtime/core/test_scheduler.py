@@ -102,6 +102,17 @@ def test_a_chunk_is_narrower_where_rows_decode(shared: int, tokens: int, is_scor
         assert plan_prefill([reading, *others], sharing) == Prefill(slot=0, lengths=(7,))
 
 
+@pytest.mark.parametrize(
+    ("num_reading", "num_decoding", "tokens"), [(2, 1, 7), (2, 2, 3), (2, 3, 3), (3, 2, 7)]
+)
+def test_where_more_rows_wait_to_be_fed_than_decode_a_chunk_is_wide(
+    num_reading: int, num_decoding: int, tokens: int
+) -> None:
+    sharing = replace(LIMITS, prefill_chunk=7, shared_chunk=3)
+    rows = [Row(20, 0)] * num_reading + [Row(5, 4, order=9)] * num_decoding
+    assert plan_step(rows, sharing).prefill == Prefill(slot=0, lengths=(tokens,))
+
+
 SCORED = replace(LIMITS, prefill_chunk=8, prefill_rows=4, scored_chunk=6, answers_prompts=True)
 
 
