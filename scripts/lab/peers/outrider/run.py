@@ -15,8 +15,14 @@ WEIGHTS = {"float32": "float32", "int8": "w8a8", "int4": "int4"}
 MAX_GAMMA = 16
 """Draft tokens per step: drafts that cost nothing to make may be longer than a bundle takes by default."""
 
+MAX_BATCH = 32
+"""Rows at once: a rig would answer more than its bundle takes in turns, and say nothing."""
+
 
 def load(job):
+    if job["batch"] > MAX_BATCH:
+        raise ValueError(f"batch: {job['batch']} rows at once; at most {MAX_BATCH}")
+
     def export(_, out):
         from outrider.export.pipeline import (
             ExportOptions,
@@ -28,7 +34,10 @@ def load(job):
             draft=Path(job["draft"]),
             out=out / "bundle",
             options=ExportOptions(
-                weights=WEIGHTS[job["weights"]], max_context=1024, max_gamma=MAX_GAMMA
+                weights=WEIGHTS[job["weights"]],
+                max_context=1024,
+                max_batch=MAX_BATCH,
+                max_gamma=MAX_GAMMA,
             ),
             progress=lambda stage: None,
         )
