@@ -93,7 +93,7 @@ class LLM:
             default_gamma=gamma,
             max_queued=MOST_COUNT,
             max_queued_tokens=MOST_COUNT,
-            # Nobody watches: prompts are read as wide as without answers under way, in an eighth less time.
+            # Nobody watches: prompts are read as wide as without answers under way, in up to a tenth less time.
             shared_chunk=MOST_COUNT,
             queue_timeout_s=math.inf,
         )
