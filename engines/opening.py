@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
+from importlib import import_module
 
 from outrider.engines.addons import NotInstalledError
 from outrider.engines.backends import Backend, EngineOptions, Which, load_backend
@@ -137,6 +138,9 @@ def open_pair(
 def _open_apart(bundle: Bundle, chosen: Device, options: EngineOptions, reason: str) -> Pair:
     """Open engines whose logits the host reads, and the host's sampler."""
     entry, draft, aside = bundle.manifest.draft, None, None
+    if chosen.kind == CPU:
+        # Before two threads do: where a package is missing, the later one finds half a module and another error.
+        import_module("outrider.engines.onnx.engine")
     with ExitStack() as undo:
         # Beside one another where they can: each takes seconds, of one core for the most part.
         with ThreadPoolExecutor(1) as pool:
