@@ -141,8 +141,8 @@ class ServerConfig:
     )
     shared_chunk: int = limit(
         64,
-        "The same, of a step for which as many running streams wait as prompts; on accelerators, where wide calls cost "
-        "little more than narrow ones, ``prefill_chunk`` holds there too.",
+        "The same, while at least as many streams run as prompts wait; on accelerators, where wide calls cost little "
+        "more than narrow ones, ``prefill_chunk`` holds there too.",
         _COUNT,
     )
     read_tokens: int = limit(

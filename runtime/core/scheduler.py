@@ -63,7 +63,7 @@ class StepLimits:
     shared_chunk: int = 256
 
     def chunk(self, *, is_scored: bool, is_shared: bool) -> int:
-        """Return the prompt tokens of a step; ``is_shared``: for which as many rows wait as for its prompts."""
+        """Return the prompt tokens of a step; ``is_shared``: at least as many rows decode as have prompts to be fed."""
         most = self.scored_chunk if is_scored else self.prefill_chunk
         return min(most, self.shared_chunk) if is_shared else most
 
