@@ -9,9 +9,11 @@ and rings keep of each slot is taken off first.
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import PurePosixPath
 
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.bundle.manifest import Manifest
+from outrider.engines.bundle.names import GROUPED_FILE, RINGS_FILE
 from outrider.engines.memory.sizes import size_words, token_bytes
 
 MEMORY_SHARE = 0.5
@@ -60,7 +62,12 @@ def fit_memory(
     context = max_context or manifest.max_context
     slots = min(max_running, manifest.max_batch)
     of_token, of_slot = cache_bytes(manifest, context, has_rings=has_rings)
-    weights = sum(one.size for name, one in manifest.files.items() if name.endswith(".data"))
+    # The CPU's own graphs have blocks in another layout, and no engine reads both.
+    weights = sum(
+        one.size
+        for name, one in manifest.files.items()
+        if name.endswith(".data") and PurePosixPath(name).stem not in (GROUPED_FILE, RINGS_FILE)
+    )
     if memory_bytes is not None:
         room = max(0, int(MEMORY_SHARE * (memory_bytes - weights - prefix_bytes)))
         if slots * (context * of_token + of_slot) > room and max_context is None and of_token:

@@ -22,7 +22,7 @@ the scales of blocks, is stored in ``device.onnx.data``, and in ``device_encode.
 
 Requires Attention that is causal over its cache, or reads a source by its length. Ensures the same function up to
 rounding; no weight is stored twice but blocks of integers where the precision is bfloat16
-(``export.accelerators.block_products``).
+(``export.weights.block_products``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ import onnx_ir as ir
 from outrider.engines.base import BundleError
 from outrider.engines.bundle import names
 from outrider.engines.bundle.encoder_decoder import DEVICE_ENCODE_FILE, ENCODE_FILE, SOURCE_LENGTH
-from outrider.export.accelerators.block_products import name_block_products
 from outrider.export.accelerators.half_products import HalfPass
 from outrider.export.accelerators.joined_norms import join_norms
 from outrider.export.accelerators.token_major import lay_out_by_token
@@ -49,6 +48,7 @@ from outrider.export.graph.attention_kinds import (
 from outrider.export.graph.edits import constant, drop_unused, put, put_input, source, take_over
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.trees import give_tree_inputs, keep_path_graph
+from outrider.export.weights.block_products import name_block_products, store_beside
 from outrider.export.weights.half_weights import FLOAT32, HALF_TYPES
 
 _KINDS = {FLOAT32: ir.DataType.FLOAT, **HALF_TYPES}
@@ -100,11 +100,7 @@ class _Constants:
     def store(self, values: Sequence[ir.Value]) -> None:
         """Let values be those of the file, which the first graph writes; the others have them by the same names."""
         if values and not self._tensors:
-            tensors = [value.const_value for value in values if value.const_value is not None]
-            written = ir.external_data.convert_tensors_to_external(
-                tensors, self._path.parent, self._path.name
-            )
-            self._tensors = {tensor.name: tensor for tensor in written}
+            self._tensors = store_beside(values, self._path)
         for value in values:
             value.const_value = self._tensors[value.name]
 

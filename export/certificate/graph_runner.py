@@ -14,6 +14,7 @@ from outrider.engines.onnx.session import WeightOptions, open_session
 from outrider.export.certificate.feeds import Feeds, GraphFeeds, Sources
 from outrider.export.certificate.half_emulation import HALF_KINDS, twin_of
 from outrider.export.model_config import ModelConfig
+from outrider.export.weights.block_products import OPERATOR, with_exact_blocks
 
 # Of weights of 16 bits that a session takes twice the memory of, in float32, as serving does. Above, they are widened
 # in every call, which is slower and by other kernels: bits differ from those served.
@@ -136,8 +137,10 @@ def open_graph(path: Path, *, maps_weights: bool = True, exact_blocks: bool = Fa
     if maps_weights:
         graph = ir.load(path).graph
         has_halves = any(value.dtype in HALF_KINDS for value in graph.initializers.values())
-        has_blocks = any(node.op_type == "DequantizeLinear" for node in graph)
+        has_blocks = any(node.op_type in ("DequantizeLinear", OPERATOR) for node in graph)
         maps_weights = is_large and has_halves and not has_blocks
     weights = WeightOptions(folder=path.parent, are_mapped=maps_weights, exact_blocks=exact_blocks)
     twin = twin_of(path, float32_caches=True) or path
+    if exact_blocks:
+        twin = with_exact_blocks(twin)
     return open_session(twin, copies_caches=True, weights=weights)

@@ -7,9 +7,10 @@ of one head, without a copy:
     queries [B, G*H, T, D] -> [B, H, G*T, D]    row g*T + t is token t of the group's head g
     mask    [B, 1, T, S]   -> [B, 1, G*T, S]    T rows, repeated G times
 
-``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.graph.packed_rows``), over the same weights. It
-is for the CPU: kernels of accelerators want causal attention by lengths, without a mask. With G*T >= 2 rows no query
-is padded; where G is 1 nothing is reshaped, and callers make the rectangle two tokens wide at least.
+``grouped.onnx`` is ``model.onnx`` edited so, with packed rows (``export.graph.packed_rows``), over the same weights,
+and names its products with integer blocks (``export.weights.block_products``). It is for the CPU: kernels of
+accelerators want causal attention by lengths, without a mask. With G*T >= 2 rows no query is padded; where G is 1
+nothing is reshaped, and callers make the rectangle two tokens wide at least.
 
 Positions and the numbers of the cache's columns are inputs: a dozen nodes would compute them, a tenth of a small
 model's call. The mask is made once per call, as numbers added to the scores: 0 where seen, else minus infinity. (As
@@ -48,6 +49,7 @@ from outrider.export.graph.packed_rows import declare_rows, pack_rows
 from outrider.export.graph.position_tables import span_positions
 from outrider.export.graph.rings import keep_rings
 from outrider.export.graph.windows import seen_in_window, window_of
+from outrider.export.weights.block_products import save_for_cpu
 
 _HEADS_AXIS, _SIZE_AXIS = 1, 3
 
@@ -87,7 +89,7 @@ def derive_grouped_graph(path: Path, *, has_rings: bool = False) -> bool:
     declare_rows(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
-    ir.save(model, path.parent / names.GROUPED_FILE)
+    save_for_cpu(model, path.parent / names.GROUPED_FILE)
     return True
 
 

@@ -41,6 +41,7 @@ from outrider.export.graph.narrow_spans import drop_query_padding, pad_single_qu
 from outrider.export.graph.position_tables import span_positions
 from outrider.export.graph.tracing.attention import SUM_COLUMNS
 from outrider.export.graph.windows import seen_in_window, window_of
+from outrider.export.weights.block_products import save_for_cpu
 
 RING_AXIS = "ring"
 """Name of the axis of columns of a ring, in inputs and outputs of a graph."""
@@ -74,7 +75,7 @@ def derive_ring_graph(path: Path) -> None:
     drop_unused(model.graph)
     pad_single_queries(model.graph)
     # Weights keep naming the data file of model.onnx: they were never read.
-    ir.save(model, path.parent / names.RINGS_FILE)
+    save_for_cpu(model, path.parent / names.RINGS_FILE)
 
 
 def keep_rings(graph: ir.Graph, nodes: Sequence[ir.Node], places: ir.Value) -> list[ir.Node]:

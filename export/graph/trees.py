@@ -3,11 +3,13 @@
 ``tree.onnx`` is ``model.onnx`` with positions as an input and attention under a mask made from the input
 ``ancestors``; attention to a source stays as it is. It reads each head of the cache once
 (``export.graph.grouped_heads``), for the CPU. It is derived after all other passes, so it has the same fusions and
-quantisation and reads the same weights from the same data file. ``keep_path.onnx`` copies the cache rows of a kept path
-into place. Those of accelerators are derived by the add-on ``export.accelerators``, with what is here.
+quantisation and reads the same weights from the same data files. Products with integer blocks are those of
+``grouped.onnx``, where there is one: answers by trees and by chains have the same bits. ``keep_path.onnx`` copies the
+cache rows of a kept path into place. Those of accelerators are derived by the add-on ``export.accelerators``, with what
+is here.
 
 Requires of ``model.onnx``: a value ``kv_export.POSITIONS_VALUE`` and Attention nodes that are
-causal with lengths. Ensures standard operators only, no weight stored twice.
+causal with lengths; ``grouped.onnx`` was derived before. Ensures that no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from outrider.export.graph.grouped_heads import give_mask, give_positions, group
 from outrider.export.graph.narrow_spans import drop_query_padding
 from outrider.export.graph.position_tables import span_positions, value_named
 from outrider.export.graph.tracing.stack_tables import KEY_POSITIONS_VALUE
+from outrider.export.weights.block_products import save_for_cpu
 
 _OPSET = 24
 
@@ -42,7 +45,11 @@ def derive_tree_graphs(path: Path) -> None:
     group_heads(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
-    ir.save(model, path.parent / names.TREE_FILE)
+    tree, grouped = (path.with_name(name) for name in (names.TREE_FILE, names.GROUPED_FILE))
+    if grouped.exists():
+        save_for_cpu(model, tree, over=grouped)
+    else:
+        ir.save(model, tree)
 
 
 def give_tree_inputs(graph: ir.Graph, where: str) -> None:

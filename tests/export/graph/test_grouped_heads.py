@@ -23,6 +23,7 @@ from outrider.export.certificate.certify import certify
 from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.to_onnx import export_model
 from outrider.export.model_config import read_model_config
+from outrider.export.weights.block_products import OPERATOR
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.w8a8 import W8A8, quantize_static
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -139,21 +140,30 @@ def test_what_a_row_does_not_see_weighs_nothing(graphs: tuple[Path, Path], kv_he
 
 
 def test_grouped_graph_names_the_weights_of_the_model(graphs: tuple[Path, Path]) -> None:
+    """But for blocks of integers, which lie beside it as ``MatMulNBits`` takes them."""
     stored = []
     for path in graphs:
         graph = onnx.load(path, load_external_data=False).graph
         stored.append(
             {
-                tensor.name: [(entry.key, entry.value) for entry in tensor.external_data]
+                tensor.name: {entry.key: entry.value for entry in tensor.external_data}
                 for tensor in graph.initializer
                 if tensor.external_data
             }
         )
         attention = [node for node in graph.node if node.op_type == "Attention"]
         assert len(attention) == 1
-    assert stored[0]
-    assert stored[0] == stored[1]
-    assert [path.name for path in graphs[0].parent.glob("*.data")] == [f"{MODEL_FILE}.data"]
+    of_model, of_grouped = stored
+    own = {name: where for name, where in of_grouped.items() if name not in of_model}
+    blocks = [node.input[1:] for node in graph.node if node.op_type == OPERATOR]
+    assert [*own] == [name for inputs in blocks for name in inputs]
+    data = f"{GROUPED_FILE}.data"
+    assert {where["location"] for where in own.values()} == ({data} if own else set())
+    shared = {name: where for name, where in of_grouped.items() if name not in own}
+    assert shared
+    assert shared.items() <= of_model.items()
+    files = {path.name for path in graphs[0].parent.glob("*.data")}
+    assert files == {f"{MODEL_FILE}.data", *([data] if own else [])}
 
 
 def test_no_weight_multiplies_a_rectangle(graphs: tuple[Path, Path], kv_heads: int) -> None:
@@ -165,7 +175,7 @@ def test_no_weight_multiplies_a_rectangle(graphs: tuple[Path, Path], kv_heads: i
     products = [
         node.output[0]
         for node in model.graph.node
-        if node.op_type == "MatMul"
+        if node.op_type in ("MatMul", OPERATOR)
         and (node.input[1] in weights or made[node.input[1]].op_type != "Softmax")
     ]
     assert len(products) == 5  # heads, their answers, two of the MLP, logits

@@ -7,11 +7,14 @@ from pathlib import Path
 import onnx
 import pytest
 from outrider.engines.base import BundleError
-from outrider.engines.bundle.names import ANCESTORS, MODEL_FILE, POSITIONS
+from outrider.engines.bundle.names import ANCESTORS, GROUPED_FILE, MODEL_FILE, POSITIONS, TREE_FILE
+from outrider.engines.onnx.session import open_session
 from outrider.export.certificate.parity import check_parity
 from outrider.export.certificate.tree_parity import check_tree_parity
+from outrider.export.graph.grouped_heads import derive_grouped_graph
 from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.model_config import read_model_config
+from outrider.export.weights.block_products import OPERATOR
 from outrider.export.weights.blocks import quantize_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -62,6 +65,7 @@ def stored_weights(path: Path) -> dict[str, dict[str, str]]:
 def test_tree_graph_names_the_weights_of_the_model(graphs: Path, weights: str) -> None:
     if weights == "int8":
         quantize_file(graphs / MODEL_FILE, weights)
+        (graphs / GROUPED_FILE).unlink()
         derive_tree_graphs(graphs / MODEL_FILE)
     weights_of_model = stored_weights(graphs / MODEL_FILE)
     assert stored_weights(graphs / "tree.onnx") == weights_of_model
@@ -71,11 +75,34 @@ def test_tree_graph_names_the_weights_of_the_model(graphs: Path, weights: str) -
     ]
 
 
+def test_trees_have_the_products_of_packed_rows(graphs: Path) -> None:
+    """Whether ONNX Runtime makes such products of blocks itself, or not: bits of trees and chains are the same."""
+    quantize_file(graphs / MODEL_FILE, "int8")
+    assert derive_grouped_graph(graphs / MODEL_FILE)
+    derive_tree_graphs(graphs / MODEL_FILE)
+    stored, products = [], []
+    for name in (GROUPED_FILE, TREE_FILE):
+        stored.append(stored_weights(graphs / name))
+        graph = onnx.load(graphs / name, load_external_data=False).graph
+        products.append(
+            [
+                [(one.name, one.i) for one in node.attribute] + [*node.input[1:]]
+                for node in graph.node
+                if node.op_type == OPERATOR
+            ]
+        )
+    assert products[0] == products[1] != []
+    assert stored[0] == stored[1]
+    assert f"{GROUPED_FILE}.data" in str(stored[0])
+    open_session(graphs / TREE_FILE, copies_caches=True)
+
+
 def test_int8_trees_are_as_far_from_the_checkpoint_as_int8_chains(
     model: PreTrainedModel, graphs: Path
 ) -> None:
     path, model_config = graphs / MODEL_FILE, read_model_config(model.config)
     quantize_file(path, "int8")
+    assert derive_grouped_graph(path)
     derive_tree_graphs(path)
     chains = check_parity(model, path, model_config, max_gamma=NUM_NODES - 1, bound=None)["verify"]
     assert isinstance(chains, dict)

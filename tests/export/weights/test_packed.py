@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 
 from scripts.check_parity import random_model
 from tests.conftest import write_llama
-from tests.export.accelerators.test_block_products import assert_the_operator_is_the_same
 from tests.export.certificate.bounds import within
 from tests.export.expert_models import random_experts
 from tests.export.test_families import assert_bits_depend_on_no_neighbour
@@ -32,6 +31,7 @@ from tests.export.weights.packed_models import (
     plain_model,
     write_packed_llama,
 )
+from tests.export.weights.test_block_products import assert_the_operator_is_the_same
 from tests.gate import few_of
 
 PACKINGS = {

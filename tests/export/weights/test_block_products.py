@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from outrider.engines.bundle.names import GROUPED_FILE
 from outrider.engines.onnx.session import WeightOptions, open_session
-from outrider.export.accelerators.block_products import name_block_products
 from outrider.export.accelerators.device_graphs import derive_device_graphs
 from outrider.export.certificate.graph_runner import open_graph
 from outrider.export.graph.edits import drop_unused
 from outrider.export.graph.to_onnx import export_model
+from outrider.export.weights.block_products import OPERATOR, name_block_products, save_for_cpu
 from outrider.export.weights.blocks import quantize_file
 from outrider.export.weights.lookup import part_shared_blocks
 
@@ -46,6 +47,38 @@ def assert_the_operator_is_the_same(
     found = run_graph(named)
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_the_cpus_own_graph_has_the_bits_of_the_products_that_onnx_runtime_makes(
+    tiny_bundle: Path, tmp_path: Path, kind: str
+) -> None:
+    """In 8 bits as they are served, and in float32 where they are exact; nothing but blocks is stored again."""
+    path = Path(shutil.copytree(tiny_bundle / "target", tmp_path / "target")) / "model.onnx"
+    count = quantize_file(path, kind)
+    named = path.with_name(GROUPED_FILE)
+    save_for_cpu(ir.load(path), named)
+    operators = [node.op_type for node in ir.load(named).graph]
+    assert (operators.count(OPERATOR), "MatMul" in operators) == (count, False)
+    blocks = path.with_name(f"{named.name}.data").stat().st_size
+    assert 0 < blocks < path.with_name("model.onnx.data").stat().st_size
+    found = {}
+    for is_exact in (False, True):
+        expected, found[is_exact] = (
+            run_graph(one, open_graph(one, exact_blocks=is_exact)) for one in (path, named)
+        )
+        for name, values in expected.items():
+            np.testing.assert_array_equal(found[is_exact][name], values)
+    assert not np.array_equal(found[False]["logits"], found[True]["logits"])
+
+
+def test_a_graph_without_blocks_has_no_file_of_its_own(tiny_bundle: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(tiny_bundle / "target", tmp_path / "target")) / "model.onnx"
+    quantize_file(path, "int8")
+    named = path.with_name(GROUPED_FILE)
+    save_for_cpu(ir.load(path), named)
+    save_for_cpu(ir.load(tiny_bundle / "target" / "model.onnx"), named)
+    assert not path.with_name(f"{named.name}.data").exists()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
