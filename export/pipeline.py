@@ -43,7 +43,7 @@ from outrider.export.weights.w8a8 import INTEGER_KINDS
 from outrider.export.weights.written_text import write_text
 
 # Weights are written as the checkpoint has them, then as the bundle wants them. Of a checkpoint that has 16 bits and
-# float32 the first are float32 throughout, twice its size; of int8 and int4 an embedding stays float32.
+# float32 the first are float32 throughout, twice its size; of int8 and int4 blocks are written twice.
 _DISK_COPIES = 3.0
 _DISK_MARGIN_BYTES = 64 << 20
 # Below such a share of tokens with a twin a draft's bound costs more than a sibling of the target's family would.
