@@ -1,10 +1,10 @@
 """Products with integer blocks as ONNX Runtime's own operator, in graphs that are made for one of its providers.
 
 ``DequantizeLinear`` and ``MatMul`` in float32 or float16 become this operator when ONNX Runtime loads the graph. On the
-CPU that turns every block in memory that stays taken, at every start (Qwen2.5-Coder 1.5B and 0.5B in int4 on two cores:
-16 s of processor in place of 4 to 5, and 2.5 GB in place of 1.8); in bfloat16 it does not happen, and the CUDA provider
-has no blocked ``DequantizeLinear`` of bfloat16 (1.31.1). So the CPU's own graph, and that of accelerators in bfloat16,
-name the operator themselves. Its layout is another than the standard one:
+CPU that turns every block and widens every scale at every start, in memory that stays taken, and it does not happen
+where Relu follows (1.31.1); in bfloat16 it does not happen at all, and the CUDA provider has no blocked
+``DequantizeLinear`` of it. So the CPU's own graphs, and those of accelerators in bfloat16, name the operator
+themselves. Its layout is another than the standard one:
 
     DequantizeLinear   integers [K, N] signed               scales [K / block, N]
     MatMulNBits        integers [N, K / block, block] + 2^(bits - 1), low bits first    scales [N, K / block]
