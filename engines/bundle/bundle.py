@@ -2,7 +2,7 @@
 
 Layout: ``manifest.json``, ``tokenizer.json``, ``target/model.onnx`` with ``model.onnx.data`` beside it,
 ``grouped.onnx`` over the same data where rows can be packed, blocks of integers in a file of its own, ``tree.onnx``
-over that of ``model.onnx`` and ``keep_path.onnx`` where trees are verified, ``device.onnx``, ``device_tree.onnx`` and
+over both and ``keep_path.onnx`` where trees are verified, ``device.onnx``, ``device_tree.onnx`` and
 ``device_keep_path.onnx`` likewise for ONNX Runtime's CUDA provider, and ``draft/`` in the same way; TensorRT plans
 under ``plans/``. The manifest lists every other file with its size and SHA-256; a file that is missing, changed,
 unlisted or reached over a link is refused. Only under ``plans/`` an unlisted file is merely never read: a build that
