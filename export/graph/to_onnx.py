@@ -141,24 +141,7 @@ def _decoder_program(
     if taps is not None:
         model_config = model_config.with_features(taps.size)
     stand_ins, seen = StandIns(), Windows(num_positions)
-    mixed = None if model_config.kinds is None else Mixers(model_config.kinds)
-    with (
-        separate_experts(model),
-        replaced(model, mixed),
-        stand_ins.inside(model),
-        angles_without_complex(model),
-        original_angles(model),
-        taken_over(model, seen) as head,
-        nullcontext() if taps is None else taps.inside(model),
-    ):
-        decoder = CanonicalDecoder(
-            model,
-            head,
-            seen,
-            max_position=num_positions,
-            mixers=mixed,
-            write_features=None if taps is None else taps.write,
-        )
+    with canonical_decoder(model, seen, num_positions, taps) as decoder, stand_ins.inside(model):
         program = _trace(decoder, decoder_signature(model_config, states))
     if reason := seen.why_not(model_config.window):
         raise BundleError(f"{path.parent.name}: {reason}")
@@ -166,6 +149,31 @@ def _decoder_program(
         measure_tokens(program.model.graph)
     _rewrite(program, num_positions, stand_ins)
     return program
+
+
+@contextmanager
+def canonical_decoder(
+    model: PreTrainedModel, seen: Windows, num_positions: int, taps: Taps | None = None
+) -> Iterator[CanonicalDecoder]:
+    """Let a causal model be what is traced of it, which PyTorch runs too."""
+    kinds = read_model_config(model.config).kinds
+    mixed = None if kinds is None else Mixers(kinds)
+    with (
+        separate_experts(model),
+        replaced(model, mixed),
+        angles_without_complex(model),
+        original_angles(model),
+        taken_over(model, seen) as head,
+        nullcontext() if taps is None else taps.inside(model),
+    ):
+        yield CanonicalDecoder(
+            model,
+            head,
+            seen,
+            max_position=num_positions,
+            mixers=mixed,
+            write_features=None if taps is None else taps.write,
+        )
 
 
 def export_head(model: PreTrainedModel, path: Path, size: int, num_positions: int) -> None:

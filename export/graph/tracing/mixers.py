@@ -112,7 +112,7 @@ def _(
 @torch.library.custom_op("outrider::placeless_softplus", mutates_args=())
 def placeless_softplus(x: Tensor) -> Tensor:
     """Return log(1 + exp(x)) [..., n], the same bits of a number at every place."""
-    return functional.softplus(x)
+    return torch.ops.aten.softplus(x)  # what `functional` has under this name may be this operator
 
 
 @placeless_softplus.register_fake

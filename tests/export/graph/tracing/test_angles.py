@@ -1,6 +1,7 @@
 """Rotary variants answer as Transformers does on both sides of the original length, or end there and say so."""
 
 import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from scripts.check_parity import random_model
 from tests.export.expert_models import random_experts
-from tests.gate import few_of
+from tests.export.graph.untraced import UntracedSession, run_untraced
 
 ORIGINAL, LONGEST = 32, 64
 # Columns of a call behind the last token of a text: tables have positions for them too.
@@ -91,9 +92,32 @@ def by_transformers(variant: tuple[str, dict[str, Any]], num_tokens: int) -> Flo
     return logits
 
 
-def by_graph(model: PreTrainedModel, path: Path, num_tokens: int) -> FloatArray:
+def with_graphs_of(variants: Iterable[str], *few: str) -> list[Any]:
+    """Each variant as what is traced, run by PyTorch, and as the graph: of few always."""
+    names = list(variants)
+    return [*((name, False) for name in names), *((name, True) for name in few)] + [
+        pytest.param(name, True, marks=pytest.mark.long) for name in names if name not in few
+    ]
+
+
+@pytest.fixture
+def answered(
+    is_traced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[PreTrainedModel, int], FloatArray]:
+    """Returns logits of a text of so many tokens, by the graph of a model or what would be traced of it."""
+
+    def answer(model: PreTrainedModel, num_tokens: int) -> FloatArray:
+        if is_traced:
+            export_model(model, tmp_path / "model.onnx", num_positions=num_tokens + PADDING)
+        else:
+            run_untraced(monkeypatch, UntracedSession(model, num_tokens + PADDING))
+        return by_pieces(model, tmp_path / "model.onnx", num_tokens)
+
+    return answer
+
+
+def by_pieces(model: PreTrainedModel, path: Path, num_tokens: int) -> FloatArray:
     """Logits of the model's graph, by a prompt, a token and a span that ends at the last token."""
-    export_model(model, path, num_positions=num_tokens + PADDING)
     runner = GraphRunner(
         path, read_model_config(model.config), batch=1, capacity=num_tokens + PADDING
     )
@@ -106,14 +130,12 @@ def by_graph(model: PreTrainedModel, path: Path, num_tokens: int) -> FloatArray:
     return np.concatenate(answers, axis=1)
 
 
-@pytest.mark.parametrize(
-    "name", few_of(FIXED, "llama3", "yarn of latents", "linear in some layers")
-)
+@pytest.mark.parametrize(("name", "is_traced"), with_graphs_of(FIXED, "linear in some layers"))
 def test_fixed_angles_are_right_on_both_sides_of_the_original_length(
-    name: str, tmp_path: Path
+    name: str, answered: Callable[[PreTrainedModel, int], FloatArray]
 ) -> None:
     variant = FIXED[name]
-    found = by_graph(model_of(*variant), tmp_path / "model.onnx", LONGEST)
+    found = answered(model_of(*variant), LONGEST)
     for length in (ORIGINAL - 1, ORIGINAL, ORIGINAL + 1, LONGEST):
         expected = by_transformers(variant, length)
         np.testing.assert_allclose(found[:, :length], expected, rtol=0, atol=TOLERANCE)
@@ -121,13 +143,15 @@ def test_fixed_angles_are_right_on_both_sides_of_the_original_length(
     assert np.abs(found - plain).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", few_of(CHANGING, "dynamic", "longrope in some layers"))
-def test_changing_angles_are_right_up_to_the_original_length(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "is_traced"), with_graphs_of(CHANGING, "longrope in some layers"))
+def test_changing_angles_are_right_up_to_the_original_length(
+    name: str, answered: Callable[[PreTrainedModel, int], FloatArray]
+) -> None:
     variant = CHANGING[name]
     model = model_of(*variant)
     with torch.no_grad():  # what it has read before does not matter
         model(torch.tensor(text(LONGEST)))
-    found = by_graph(model, tmp_path / "model.onnx", ORIGINAL)
+    found = answered(model, ORIGINAL)
     for length in (ORIGINAL - 1, ORIGINAL):
         expected = by_transformers(variant, length)
         np.testing.assert_allclose(found[:, :length], expected, rtol=0, atol=TOLERANCE)

@@ -38,6 +38,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from tests.conftest import write_tokenizer
 from tests.export.graph.hybrid_models import FAMILIES, random_hybrid, write_hybrid
+from tests.export.graph.untraced import UntracedSession, run_untraced
 from tests.export.weights.packed_models import Packing, pack_folder
 from tests.gate import few_of
 from tests.mutants import put_in
@@ -275,14 +276,27 @@ MISTAKES: dict[str, tuple[str, str, str]] = {
 }
 
 
+def check_untraced(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_hybrid(family)
+    run_untraced(monkeypatch, UntracedSession(model, NUM_POSITIONS, MAX_GAMMA))
+    check(model, Path("untraced") / MODEL_FILE, read_model_config(model.config))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_traced_of_a_family_answers_as_pytorch_does(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_untraced(family, monkeypatch)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_of_what_is_traced_is_caught(
-    mistake: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, old, new = MISTAKES[mistake]
     put_in(monkeypatch, mixers, old, new)
     with pytest.raises(BundleError, match="differs by"):
-        check(*exported(family, tmp_path))
+        check_untraced(family, monkeypatch)
 
 
 @pytest.mark.parametrize(
