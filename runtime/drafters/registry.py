@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
 from operator import index
 from typing import Self
@@ -126,10 +128,16 @@ def _build(name: str, kind: type[Drafter], parts: DrafterParts) -> Drafter:
     return guard(inner, {} if engine is None else engine.held)
 
 
+@cache
+def _installed(path: tuple[str, ...]) -> tuple[metadata.EntryPoint, ...]:
+    """Return what packages on the path of imports register: a dozen files are read to know."""
+    return tuple(metadata.entry_points(group=ENTRY_POINTS))
+
+
 def _registered() -> dict[str, type[Drafter]]:
     """Drafters of third parties; the project's own names cannot be taken."""
     found: dict[str, type[Drafter]] = {}
-    for entry in metadata.entry_points(group=ENTRY_POINTS):
+    for entry in _installed(tuple(sys.path)):
         key = f"{ENTRY_POINTS}: {entry.name}"
         if not NAME.fullmatch(entry.name) or entry.name in {*REGISTRY, AUTO, *found}:
             raise ConfigError(key, f"must match {NAME.pattern} and be nobody else's name")

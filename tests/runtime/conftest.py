@@ -6,6 +6,7 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from outrider.runtime.core.checks.limits import RequestLimits, ServedModel
 from outrider.runtime.core.config import ServerConfig
 from outrider.runtime.core.drafting import AUTO
 from outrider.runtime.core.params import GrammarKind
+from outrider.runtime.drafters.text.suffix_array import Datastore
 from outrider.runtime.gamma.costs import CostTable
 from outrider.runtime.grammar.compile import GrammarCompiler
 from outrider.runtime.grammar.constraint import GrammarConstraints
@@ -249,3 +251,9 @@ def start_endless() -> Start:
         )
 
     return begin
+
+
+@pytest.fixture
+def corpora_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For walks of all noise, which make a worker for each of thousands of runs: its files are mapped by the first."""
+    monkeypatch.setattr(Datastore, "open", cache(Datastore.open))

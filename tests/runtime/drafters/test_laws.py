@@ -127,6 +127,7 @@ def answer(
     return drafted, tuple(t.token for e in events if isinstance(e, Progressed) for t in e.tokens)
 
 
+@pytest.mark.usefixtures("corpora_opened_once")
 @pytest.mark.parametrize(("name", "max_nodes"), CASES)
 def test_answers_have_the_targets_law(name: str, max_nodes: int, drafting: DraftingConfig) -> None:
     params = SpeculationParams(drafter=name, gamma=1, mode=ExactnessMode.MAX_ACCEPT)
@@ -163,6 +164,7 @@ def mapped_logits(tmp_path_factory: pytest.TempPathFactory):
     return lambda prefix: rows[0, prefix[-1]]
 
 
+@pytest.mark.usefixtures("corpora_opened_once")
 @pytest.mark.parametrize("gamma", [1, 2])
 def test_a_draft_of_other_tokens_leaves_the_law_alone(
     gamma: int, mapped_logits, drafting: DraftingConfig

@@ -132,6 +132,7 @@ DRAFTING = DraftingConfig(
 )
 
 
+@pytest.mark.usefixtures("corpora_opened_once")
 @pytest.mark.parametrize("case", LAW_CASES, ids=lambda case: "-".join(map(str, case)))
 def test_answers_have_the_masked_law(case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_datastore([[1, 0, 0, 2, 0, 1, 3, 2, 2, 1]], tmp_path / "store", vocab_size=4)

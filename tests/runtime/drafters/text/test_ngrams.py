@@ -185,6 +185,7 @@ def test_counts_of_parts_are_those_of_the_whole(
         assert store.counts().tolist() == whole
 
 
+@pytest.mark.usefixtures("corpora_opened_once")
 @pytest.mark.parametrize("is_block", [False, True])
 @pytest.mark.parametrize("name", ["unigram", "bigram"])
 def test_answers_have_the_targets_law(name: str, is_block: bool, tmp_path: Path) -> None:
