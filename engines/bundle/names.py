@@ -35,11 +35,13 @@ LENGTHS = "lengths"
 # Of tree.onnx and grouped.onnx: [batch, tokens] int64.
 POSITIONS = "positions"
 # Of grouped.onnx alone (``engines.onnx.packed_inputs``): the numbers of the cache's columns, [capacity] float32;
-# positions of the rows of grouped queries, [batch, 1, queries, 1] float32; where attention's answers to
+# positions of the rows of a head's queries, [batch, 1, queries, 1] float32, of which a graph whose axis has the name
+# EITHER_ROWS takes those of grouped heads or of heads apart; where attention's answers to
 # packed rows stand, [1, rows, query heads, 3] int64, and likewise [1, wanted, ...] of rows whose logits are wanted;
 # positions of packed rows where places have an embedding, [1, rows] int64; and head_rows_name(h).
 CACHE_COLUMNS = "cache_columns"
 QUERY_POSITIONS = "query_positions"
+EITHER_ROWS = "grouped_or_apart"
 ROW_HEADS = "row_heads"
 WANTED_HEADS = "wanted_heads"
 ROW_POSITIONS = "row_positions"

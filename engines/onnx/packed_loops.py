@@ -43,7 +43,7 @@ def lay_out(
         width: T.
         count: N; what no span fills is padding, as is its token.
         num_wanted: M, likewise.
-        group: G, heads of the queries per head of the cache.
+        group: G, heads of the queries whose rows attention sees as those of one.
         last: greatest position that the model knows.
         tokens: [N], written where there is padding.
         starts: [B], written.
@@ -51,8 +51,7 @@ def lay_out(
         positions: [B * T], written.
         row_positions: [N], written.
         query_positions: [B * G * T], written.
-        row_heads: [N, heads, 3], written but for the middle, which names a head's group: row of attention and row of
-            its group.
+        row_heads: [N, heads, 3], written: row of attention, number of the group and row of it.
         wanted_heads: [M, heads, 3], written: those of the wanted rows.
     """
     heads = row_heads.shape[1]
@@ -69,6 +68,7 @@ def lay_out(
             row_positions[at + column] = min(start + column, last)
             for head in range(heads):
                 row_heads[at + column, head, 0] = row
+                row_heads[at + column, head, 1] = head // group
                 row_heads[at + column, head, 2] = head % group * width + column
         at += length
         for number in range(at - num_logits, at):
@@ -78,6 +78,7 @@ def lay_out(
         tokens[number] = row_positions[number] = 0
         for head in range(heads):
             row_heads[number, head, 0] = 0
+            row_heads[number, head, 1] = head // group
             row_heads[number, head, 2] = head % group * width
     for number in range(found, num_wanted):
         wanted[number] = 0

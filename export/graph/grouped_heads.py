@@ -12,6 +12,10 @@ and names its products with integer blocks (``export.weights.block_products``). 
 accelerators want causal attention by lengths, without a mask. With G*T >= 2 rows no query is padded; where G is 1
 nothing is reshaped, and callers make the rectangle two tokens wide at least.
 
+Long spans read the cache for many tokens at once, and gain nothing by sharing it. Threads take a head each, so groups
+leave some idle where there are fewer than threads, or not a multiple. Queries get as many rows a head as their
+positions have, so that the caller chooses: G*T, or T with heads as they were, in the same bits.
+
 Positions and the numbers of the cache's columns are inputs: a dozen nodes would compute them, a tenth of a small
 model's call. The mask is made once per call, as numbers added to the scores: 0 where seen, else minus infinity. (As
 bool, which every layer would convert, a chunk of 256 tokens takes 3 % longer.) It compares float32, which ONNX Runtime
@@ -85,7 +89,7 @@ def derive_grouped_graph(path: Path, *, has_rings: bool = False) -> bool:
         return False
     if groups != {1}:
         for node in nodes:
-            _group_queries(model.graph, node)
+            _group_queries(model.graph, node, places)
     declare_rows(model.graph)
     RemoveUnusedNodesPass()(model)
     # Weights keep naming the data file of model.onnx: they were never read.
@@ -186,20 +190,40 @@ def _regroup(graph: ir.Graph, node: ir.Node, mask: ir.Value) -> None:
     graph.insert_after(node, apart)
 
 
-def _group_queries(graph: ir.Graph, node: ir.Node) -> None:
-    """Reshape an Attention node's queries to one head per head of the cache."""
+def _group_queries(graph: ir.Graph, node: ir.Node, places: ir.Value | None = None) -> None:
+    """Reshape an Attention node's queries to one head per head of the cache, or to heads of as many rows as places."""
     queries, keys = node.inputs[0], node.inputs[1]
     assert queries is not None and keys is not None
-    grouped = _reshape(
-        graph, queries, [0, _size(keys, _HEADS_AXIS), -1, _size(queries, _SIZE_AXIS)]
-    )
+    size = _size(queries, _SIZE_AXIS)
+    if places is None:
+        grouped = _reshape(graph, queries, [0, _size(keys, _HEADS_AXIS), -1, size])
+    else:
+        grouped = _reshape(graph, queries, _rows_of_heads(graph, places, size))
     graph.insert_before(node, grouped)
     node.replace_input_with(0, grouped.outputs[0])
 
 
-def _reshape(graph: ir.Graph, value: ir.Value, target: list[int | None]) -> ir.Node:
-    shape = put(graph, np.array(target, np.int64), f"{value.name}.grouped.shape")
-    node = ir.node("Reshape", [value, shape])
+def _rows_of_heads(graph: ir.Graph, places: ir.Value, size: int | None) -> ir.Value:
+    """Return the shape of queries whose heads have as many rows as ``places`` [B, 1, rows, 1], once for all nodes."""
+    name = f"rows_of_heads.{size}"
+    for node in graph:
+        if node.name == name:
+            return node.outputs[0]
+    heads, width = (
+        put(graph, np.array(sizes, np.int64), f"{name}.{part}")
+        for part, sizes in {"heads": [0, -1], "size": [size]}.items()
+    )
+    tape = ir.tape.Tape()
+    rows = tape.op("Shape", [places], attributes={"start": 2, "end": 3})
+    target = tape.op("Concat", [heads, rows, width], attributes={"axis": 0}, name=name)
+    insert_tape(graph, tape, name)
+    return target
+
+
+def _reshape(graph: ir.Graph, value: ir.Value, target: ir.Value | list[int | None]) -> ir.Node:
+    if not isinstance(target, ir.Value):
+        target = put(graph, np.array(target, np.int64), f"{value.name}.grouped.shape")
+    node = ir.node("Reshape", [value, target])
     node.outputs[0].name, node.outputs[0].type = f"{value.name}.grouped", value.type
     return node
 
@@ -216,9 +240,9 @@ def _repeated_mask(graph: ir.Graph, mask: ir.Value, groups: int) -> ir.Value:
 
 
 def _put_places(graph: ir.Graph) -> tuple[ir.Value, ir.Value]:
-    """Add the inputs that masks are made of, float32: numbers of columns [S], positions of queries [B, 1, G*T, 1]."""
+    """Add the inputs that masks are made of, float32: numbers of columns [S], positions of queries [B, 1, rows, 1]."""
     columns = put_input(graph, names.CACHE_COLUMNS, ir.DataType.FLOAT, ["capacity"])
-    axes: list[Axis] = ["batch", 1, "queries", 1]
+    axes: list[Axis] = ["batch", 1, names.EITHER_ROWS, 1]
     return columns, put_input(graph, names.QUERY_POSITIONS, ir.DataType.FLOAT, axes)
 
 

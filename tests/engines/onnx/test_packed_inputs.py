@@ -7,6 +7,7 @@ import pytest
 from outrider.engines.base import FloatArray, IntArray, Span
 from outrider.engines.bundle.names import (
     CACHE_COLUMNS,
+    EITHER_ROWS,
     LOGIT_POSITIONS,
     POSITIONS,
     QUERY_POSITIONS,
@@ -26,12 +27,17 @@ HEADS = KV_HEADS * GROUP
 
 @pytest.fixture
 def graph() -> PackedGraph:
+    return graph_of("queries")
+
+
+def graph_of(rows: str) -> PackedGraph:
     shapes = {
         TOKENS: [1, "rows"],
         head_rows_name(10): ["batch", 10, "tokens"],
         head_rows_name(2): ["batch", 2, "tokens"],
         ROW_HEADS: [1, "rows", HEADS, 3],
         ROW_POSITIONS: [1, "rows"],
+        QUERY_POSITIONS: ["batch", 1, rows, 1],
     }
     graph = PackedGraph.of(shapes, num_kv_heads=KV_HEADS, last=LAST)
     assert graph is not None
@@ -58,7 +64,7 @@ def filled(inputs: PackedInputs, given: list[Span]) -> dict[str, IntArray | Floa
     return inputs.views(shape)
 
 
-def check(arrays: dict[str, IntArray | FloatArray], given: list[Span]) -> None:
+def check(arrays: dict[str, IntArray | FloatArray], given: list[Span], group: int = GROUP) -> None:
     """Through the rectangle and back every packed row is itself, and what is wanted is found."""
     tokens = [token for span in given for token in span.tokens]
     assert arrays[TOKENS][0, : len(tokens)].tolist() == tokens
@@ -76,10 +82,10 @@ def check(arrays: dict[str, IntArray | FloatArray], given: list[Span]) -> None:
                 np.testing.assert_array_equal(found[row, :, at], found[row, :, at - 1])
     places = [min(given[row].start + at, LAST) for row, at in owners]
     assert arrays[ROW_POSITIONS][0, : len(tokens)].tolist() == places
-    answers = np.zeros((len(given), KV_HEADS, GROUP * width), dtype=np.int64)
+    answers = np.zeros((len(given), HEADS // group, group * width), dtype=np.int64)
     for number, (row, at) in enumerate(owners):
         for head in range(HEADS):
-            answers[row, head // GROUP, head % GROUP * width + at] = number * HEADS + head
+            answers[row, head // group, head % group * width + at] = number * HEADS + head
     b, h, t = np.moveaxis(arrays[ROW_HEADS][0], -1, 0)
     found = answers[b, h, t]
     np.testing.assert_array_equal(found[: len(tokens)].ravel(), np.arange(len(tokens) * HEADS))
@@ -97,7 +103,7 @@ def check(arrays: dict[str, IntArray | FloatArray], given: list[Span]) -> None:
         expected = np.minimum(span.start + np.arange(width), LAST)
         np.testing.assert_array_equal(arrays[POSITIONS][row], expected)
         np.testing.assert_array_equal(
-            arrays[QUERY_POSITIONS][row, 0, :, 0], np.tile(expected, GROUP)
+            arrays[QUERY_POSITIONS][row, 0, :, 0], np.tile(expected, group)
         )
 
 
@@ -109,6 +115,17 @@ def test_rows_of_different_lengths_have_no_padding_among_them(graph: PackedGraph
     assert arrays[TOKENS].shape == (1, 6)
     assert arrays[LOGIT_POSITIONS].shape == (5,)
     check(arrays, RAGGED)
+
+
+def test_heads_are_apart_in_wide_calls_of_a_graph_that_takes_both(
+    graph: PackedGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engines.onnx.packed_inputs._LEAST_APART", 3)
+    either = graph_of(EITHER_ROWS)
+    inputs, narrow = PackedInputs(either, least_rows=1), spans((3, (1, 2), 1), (4, (), 0))
+    for given, group in ((RAGGED, 1), (narrow, GROUP), (RAGGED, 1), (narrow, GROUP)):
+        check(filled(inputs, given), given, group)
+    check(filled(PackedInputs(graph, least_rows=1), RAGGED), RAGGED)
 
 
 @pytest.mark.parametrize("least_rows", [1, 2])
