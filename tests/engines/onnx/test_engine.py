@@ -1,13 +1,14 @@
 """What only the ONNX Runtime engine promises: bits, capacities, isolation, translated errors."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
-from outrider.engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray
+from outrider.engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray, Span
 from outrider.engines.bundle.bundle import Bundle, load_bundle
 from outrider.engines.kv_cache import KvCache, capacities, coarse_capacities, zeros
 from outrider.engines.onnx.engine import OnnxEngine
@@ -167,6 +168,44 @@ def test_a_batch_is_as_many_rows_as_it_has_tokens(bundle: Bundle, is_grouped: bo
     assert engine.packs_rows == is_grouped
     engine.extend([span(0, 0, (1, 2, 3, 4, 5), 1), span(1, 0, (1,)), span(2, 0)])
     assert [one.all_tokens for _, _, one in engine._calls._calls] == [6 if is_grouped else 15]
+
+
+def test_a_chunk_beside_rows_of_few_tokens_is_a_call_of_its_own(
+    bundle: Bundle, is_grouped: bool
+) -> None:
+    """Each row has the bits that it has alone, logits and what is cached; a row without tokens keeps what it holds."""
+    engine = OnnxEngine(bundle, bundle.manifest.target)
+    rows = [make_tokens(engine, 80, seed=row) for row in range(3)]
+    expected = [reference(engine, tokens) for tokens in rows]
+    at = [0, 0, 0]
+    ran: list[list[int]] = []
+    run = engine._run
+
+    def noted(spans: Sequence[Span], most_wanted: int, *, is_tree: bool) -> FloatArray:
+        ran.append([len(one.tokens) for one in spans])
+        return run(spans, most_wanted, is_tree=is_tree)
+
+    engine._run = noted  # type: ignore[method-assign]
+    for lengths, wanted, apart in (
+        ((5, 20, 3), (1, 1, 1), [[5, 20, 3]]),
+        ((40, 1, 33), (2, 1, 0), [[0, 1, 0], [40], [33]]),
+        ((1, 10, 32), (1, 10, 1), [[1, 0, 0], [10, 32]]),
+        ((0, 40, 0), (0, 1, 0), [[40]]),
+        ((31, 1, 5), (31, 1, 5), [[31, 1, 5]]),
+        ((3, 8, 0), (3, 8, 0), [[3, 8, 0]]),
+    ):
+        spans = [
+            span(row, at[row], rows[row][at[row] : at[row] + length], wanted[row])
+            for row, length in enumerate(lengths)
+        ]
+        ran.clear()
+        found = wanted_logits(engine, spans)
+        assert ran == (apart if is_grouped else [list(lengths)])
+        for row, length in enumerate(lengths):
+            at[row] += length
+            np.testing.assert_array_equal(
+                found[row], expected[row][at[row] - wanted[row] : at[row]]
+            )
 
 
 def test_ragged_batches_of_other_totals_have_the_same_bits(tiny_bundle: Path) -> None:
