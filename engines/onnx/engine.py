@@ -412,8 +412,10 @@ class OnnxEngine:
             [B, R, V] float32, R at least ``most_wanted``.
         """
         longest = max(len(span.tokens) for span in spans)
-        is_wide = [_WIDE * len(span.tokens) > longest >= _LEAST_WIDE for span in spans]
-        if all(is_wide) or not any(is_wide):
+        if longest < _LEAST_WIDE:
+            return self._run(spans, most_wanted, is_tree=False)
+        is_wide = [_WIDE * len(span.tokens) > longest for span in spans]
+        if all(is_wide):
             return self._run(spans, most_wanted, is_tree=False)
         first = spans[0].slot
         narrow = [

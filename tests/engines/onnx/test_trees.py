@@ -156,6 +156,7 @@ def test_chains_go_packed_beside_trees_with_everybody_s_bits_unchanged(
     for one in (engine, alone):
         wanted_logits(one, [span(slot, 0, text, 0) for slot, text in enumerate(texts)])
     nodes, chain = make_tokens(engine, NUM_NODES, seed=30), make_tokens(engine, 3, seed=31)
+    chunk = span(2, 5, make_tokens(engine, 40, seed=32))
     calls: list[tuple[int, int, int, bool]] = []
     find = engine._calls.of
 
@@ -173,6 +174,9 @@ def test_chains_go_packed_beside_trees_with_everybody_s_bits_unchanged(
         ([trees[0], trees[1], idle[2], chains[3]], [(0, 4, 3, False), (0, 2, 18, True)]),
         ([idle[0], idle[1], trees[2], small], [(2, 2, 18, True)]),
         ([trees[0], idle[1], idle[2], idle[3]], [(0, 1, 9, True)]),
+        ([chains[0], trees[1], chunk, small],
+            [(0, 4, 3, False), (2, 1, 40, False), (1, 1, 9, True), (3, 1, 3, True)]),
+        ([idle[0], trees[1], chunk, idle[3]], [(2, 1, 40, False), (1, 1, 9, True)]),
     ):  # fmt: skip
         calls.clear()
         found = wanted_logits(engine, spans)
@@ -185,4 +189,5 @@ def test_chains_go_packed_beside_trees_with_everybody_s_bits_unchanged(
                 np.testing.assert_array_equal(
                     cache_of(engine, slot, length), cache_of(alone, slot, length)
                 )
-            assert not cache_of(engine, slot, 128)[:, :, one.start + NUM_NODES + 1 :].any()
+            end = one.start + max(NUM_NODES + 1, len(one.tokens))
+            assert not cache_of(engine, slot, 128)[:, :, end:].any()
