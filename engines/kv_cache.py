@@ -157,6 +157,10 @@ class KvCache:
             found += [(shape, first + 2 * place * step), (shape, first + (2 * place + 1) * step)]
         return found
 
+    def capacity_for(self, num_tokens: int) -> int:
+        """The smallest capacity that holds so many; the present one where none does."""
+        return next((size for size in self._capacities if size >= num_tokens), self.capacity)
+
     def reserve(self, num_tokens: int) -> bool:
         """Make S at least ``num_tokens``; True if the memory was replaced.
 
@@ -188,8 +192,8 @@ class KvCache:
         longest = max(self.lengths)
         kept = [min(held, length or 0) for held, length in zip(self.lengths, lengths, strict=False)]
         self.lengths[:] = (*kept, *[0] * (len(self.lengths) - len(kept)))
-        capacity = self._capacity_for(self._growth_room * max(kept, default=0))
-        lasting = max(capacity, self._capacity_for(longest))
+        capacity = self.capacity_for(self._growth_room * max(kept, default=0))
+        lasting = max(capacity, self.capacity_for(longest))
         self._num_roomy = self._num_roomy + 1 if lasting < self.capacity else 0
         if capacity * _FAR_TOO_LARGE > self.capacity:
             if self._num_roomy < PATIENCE:
@@ -280,9 +284,10 @@ class KvCache:
             self._clear(self.rings, destination, length, self._written[source])
         self.lengths[destination] = length
 
-    def _capacity_for(self, num_tokens: int) -> int:
-        """The smallest capacity that holds so many; the present one where none does."""
-        return next((size for size in self._capacities if size >= num_tokens), self.capacity)
+    def copy(self, other: KvCache, source: int, destination: int, start: int, end: int) -> None:
+        """Copy columns start..end of a slot of a cache of the same layers, none with a ring, over those of a slot."""
+        for sizes, values in self._groups.items():
+            values[:, destination, :, start:end] = other._groups[sizes][:, source, :, start:end]
 
     def _move_to(self, capacity: int, num_copied: Sequence[int]) -> None:
         """Copy the first ``num_copied[s]`` tokens of each slot s to memory of another capacity."""

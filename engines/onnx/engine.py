@@ -53,6 +53,7 @@ from outrider.engines.onnx.calls import Call, OnnxCalls, PaddedCall
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.rings import SlotRings
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
+from outrider.engines.onnx.short_texts import ShortTexts
 from outrider.engines.onnx.sources import OnnxSources
 from outrider.engines.onnx.states import SlotStates
 from outrider.engines.onnx.trees import TreeGraphs
@@ -116,7 +117,6 @@ class OnnxEngine:
         session = open_session(path, num_threads=num_threads)
         self._session: onnxruntime.InferenceSession | None = session
         self._packed = _packed_graph(self._session, entry, path, self.limits)
-        self.packs_rows = self._packed is not None
         extra = frozenset() if self._packed is None else self._packed.extra_inputs
         check_graph(self._session, entry, file=path.name, extra_inputs=extra)
         # Packed rows share cache heads, so that attention has two rows of a single token.
@@ -146,21 +146,20 @@ class OnnxEngine:
                 num_threads=num_threads,
                 encoder=beside._require_encoder() if beside and shares else None,
             )
-        self._calls = OnnxCalls(
-            self._session,
-            packed=self._packed,
-            trees=self._trees,
-            cache=self._cache,
-            sources=self._sources,
-            states=self._states,
-            num_layers=entry.num_layers,
-            limits=self.limits,
-        )
+        self._calls = self._calls_over(self._cache, entry)
+        self._short = self._short_texts(entry)
         self._pads_single_row = False
         self._pads_single_row = self._narrowest_span == MIN_SPAN or not self._is_batch_invariant()
         self._calls.clear()
         if self._pads_single_row:
             self._calls.pad_single_rows()
+            if self._short is not None:
+                self._short.calls.pad_single_rows()
+
+    @property
+    def packs_rows(self) -> bool:
+        """Whether rows of a batch lie one behind the other, so that weights multiply no padding."""
+        return self._packed is not None
 
     @property
     def capacity(self) -> int:
@@ -223,10 +222,10 @@ class OnnxEngine:
         if cache.reserve(furthest + max(MIN_SPAN, longest)):
             self._calls.clear()
         try:
-            if self._packed is None:
-                logits = self._run(spans, most_wanted, is_tree=has_trees)
-            elif has_trees:
+            if has_trees and self._packed is not None:
                 logits = self._run_apart(spans, most_wanted)
+            elif has_trees or self._kept is not None:
+                logits = self._run(spans, most_wanted, is_tree=has_trees)
             else:
                 logits = self._run_chains(spans, most_wanted)
         except LIBRARY_ERRORS as error:
@@ -352,13 +351,15 @@ class OnnxEngine:
         try:
             if self._cache.trim(lengths):
                 self._calls.clear()
+            if self._short is not None:
+                self._short.trim()
         finally:
             if self._sources is not None and self._sources.trim(lengths):
                 self._calls.clear()
 
     def close(self) -> None:
         """Free sessions and caches; a later call raises EngineError."""
-        self._session = self._trees = self._sources = None
+        self._session = self._trees = self._sources = self._short = None
         del self._calls, self._cache
 
     def _run(self, spans: Sequence[Span], num_wanted: int, *, is_tree: bool) -> FloatArray:
@@ -384,7 +385,12 @@ class OnnxEngine:
         sizes = PackedShape(len(spans), num_tokens, num_wanted, all_tokens, all_wanted)
         states, slot = self._states, spans[0].slot
         call: Call
-        if states is None:
+        short = self._short
+        if short is not None and (is_tree or not short.takes(spans, num_tokens)):
+            short = None
+        if short is not None:
+            call = short.call(spans[0], sizes)
+        elif states is None:
             call = self._calls.of(slot, sizes, is_tree=is_tree)
         else:
             call = self._calls.with_states(slot, sizes, states.columns(spans))
@@ -394,6 +400,8 @@ class OnnxEngine:
         for span in spans:
             self._cache.begin_write(span.slot, span.start, num_tokens)
         call.run()
+        if short is not None:
+            short.put_back(spans[0], num_tokens)
         if isinstance(call, PaddedCall) and call.recycled is not None:
             for row, span in enumerate(spans):
                 if span.tokens:
@@ -405,8 +413,8 @@ class OnnxEngine:
     def _run_chains(self, spans: Sequence[Span], most_wanted: int) -> FloatArray:
         """Run spans without trees in one call, or wide ones in calls of their own beside the rest.
 
-        Attention computes the rectangle of a call: a token beside a chunk costs as much as the chunk's. A pass over
-        the weights costs less than that.
+        Attention computes the rectangle of a call, and where rows are not packed, all of the graph does: a token
+        beside a chunk costs as much as the chunk's. A pass over the weights costs less than that.
 
         Returns:
             [B, R, V] float32, R at least ``most_wanted``.
@@ -471,6 +479,26 @@ class OnnxEngine:
             return is_batch_invariant(self.extend, self._cache, self.limits)
         finally:
             self._sources.trim([])
+
+    def _calls_over(self, cache: KvCache, entry: ModelEntry) -> OnnxCalls:
+        return OnnxCalls(
+            self._require_open(),
+            packed=self._packed,
+            trees=self._trees,
+            cache=cache,
+            sources=self._sources,
+            states=self._states,
+            num_layers=entry.num_layers,
+            limits=self.limits,
+        )
+
+    def _short_texts(self, entry: ModelEntry) -> ShortTexts | None:
+        """Return what wide calls of short texts go to; None where slots keep more than caches, or there is only one."""
+        if self._kept is not None or self._sources is not None or self.limits.max_batch == 1:
+            return None
+        sizes = capacities(self.limits)
+        own = KvCache(heads=entry.heads, num_slots=1, capacities=sizes)
+        return ShortTexts(self._cache, own, self._calls_over(own, entry))
 
     def _forget_text(self, slot: int) -> None:
         self._cache.lengths[slot] = 0

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from outrider.engines.base import BundleError, Engine, EngineError, EngineLimits, FloatArray, Span
 from outrider.engines.bundle.bundle import Bundle, load_bundle
-from outrider.engines.kv_cache import KvCache, capacities, coarse_capacities, zeros
+from outrider.engines.kv_cache import KvCache, capacities, coarse_capacities
 from outrider.engines.onnx.engine import OnnxEngine
 from outrider.engines.opening import open_engine
 from outrider.export.pipeline import ExportOptions, export_bundle
 
 from tests.engines.contract import check_copies, extend_one, make_tokens, span, wanted_logits
 from tests.engines.handmade import HEADS, KV_HEADS, write_bundle
+from tests.engines.onnx.memory import ScarceMemory
 
 NAN_TOKEN = 95
 # More tokens than the first capacity holds, so that a trace crosses from one bucket to the next.
@@ -170,9 +171,7 @@ def test_a_batch_is_as_many_rows_as_it_has_tokens(bundle: Bundle, is_grouped: bo
     assert [one.all_tokens for _, _, one in engine._calls._calls] == [6 if is_grouped else 15]
 
 
-def test_a_chunk_beside_rows_of_few_tokens_is_a_call_of_its_own(
-    bundle: Bundle, is_grouped: bool
-) -> None:
+def test_a_chunk_beside_rows_of_few_tokens_is_a_call_of_its_own(bundle: Bundle) -> None:
     """Each row has the bits that it has alone, logits and what is cached; a row without tokens keeps what it holds."""
     engine = OnnxEngine(bundle, bundle.manifest.target)
     rows = [make_tokens(engine, 80, seed=row) for row in range(3)]
@@ -200,7 +199,7 @@ def test_a_chunk_beside_rows_of_few_tokens_is_a_call_of_its_own(
         ]
         ran.clear()
         found = wanted_logits(engine, spans)
-        assert ran == (apart if is_grouped else [list(lengths)])
+        assert ran == apart
         for row, length in enumerate(lengths):
             at[row] += length
             np.testing.assert_array_equal(
@@ -393,19 +392,6 @@ def test_a_cache_that_requests_keep_needing_stays() -> None:
     assert [serve(length) for length in (1100, 180, 180)] == [128, 192, 192]
     assert [serve(400), *(serve(180) for _ in range(5))] == [512, 512, 512, 512, 192, 192]
     assert [serve(180), serve(60), serve(60), serve(180), serve(60)] == [192] * 5
-
-
-class ScarceMemory:
-    """An allocator that has room for so many more caches."""
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-
-    def __call__(self, shape: tuple[int, ...]) -> FloatArray:
-        if self.room == 0:
-            raise MemoryError
-        self.room -= 1
-        return zeros(shape)
 
 
 def test_without_memory_for_a_smaller_cache_the_larger_one_goes_on() -> None:
