@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 import onnx
 import onnxruntime
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from outrider.engines.bundle.bundle import Bundle
 from outrider.engines.onnx.session import open_session
@@ -95,33 +97,56 @@ def write_llama(folder: Path, *, num_layers: int, hidden_size: int, seed: int) -
     write_tokenizer(folder)
 
 
+MakeOnce = Callable[[str, Callable[[Path], None]], Path]
+
+
 @pytest.fixture(scope="session")
-def tiny_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MakeOnce:
+    """Makes a folder once for both processes of this run: by its name, and what fills it. Nobody may change it."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "made"
+    root.mkdir(exist_ok=True)
+
+    def made(name: str, make: Callable[[Path], None]) -> Path:
+        folder, partial = root / name, root / f"{name}.partial"
+        with FileLock(root / f"{name}.lock"):
+            if not folder.exists():
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir()
+                make(partial)
+                partial.rename(folder)
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoints(made_once: MakeOnce) -> tuple[Path, Path]:
     """Folders of a random target and a smaller random draft with one tokenizer."""
-    root = tmp_path_factory.mktemp("checkpoints")
-    target, draft = root / "target", root / "draft"
-    write_llama(target, num_layers=2, hidden_size=64, seed=1)
-    write_llama(draft, num_layers=1, hidden_size=32, seed=2)
-    return target, draft
+
+    def write(root: Path) -> None:
+        write_llama(root / "target", num_layers=2, hidden_size=64, seed=1)
+        write_llama(root / "draft", num_layers=1, hidden_size=32, seed=2)
+
+    root = made_once("checkpoints", write)
+    return root / "target", root / "draft"
 
 
 @pytest.fixture(scope="session")
-def tiny_bundle(
-    tiny_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def tiny_bundle(tiny_checkpoints: tuple[Path, Path], made_once: MakeOnce) -> Path:
     """Folder of the bundle exported from ``tiny_checkpoints``, float32, 256 tokens of context."""
     from outrider.export.pipeline import ExportOptions, export_bundle
 
-    target, draft = tiny_checkpoints
-    out = tmp_path_factory.mktemp("bundles") / "tiny"
-    export_bundle(
-        target=target,
-        draft=draft,
-        out=out,
-        options=ExportOptions(max_context=256, max_batch=4, max_gamma=8),
-        progress=lambda stage: None,
-    )
-    return out
+    def export(root: Path) -> None:
+        export_bundle(
+            target=tiny_checkpoints[0],
+            draft=tiny_checkpoints[1],
+            out=root / "tiny",
+            options=ExportOptions(max_context=256, max_batch=4, max_gamma=8),
+            progress=lambda stage: None,
+        )
+
+    return made_once("bundle", export) / "tiny"
 
 
 def write_t5(folder: Path, *, num_layers: int, hidden_size: int, seed: int) -> None:
@@ -146,34 +171,38 @@ def write_t5(folder: Path, *, num_layers: int, hidden_size: int, seed: int) -> N
 
 
 @pytest.fixture(scope="session")
-def tiny_text2text_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def tiny_text2text_checkpoints(made_once: MakeOnce) -> tuple[Path, Path]:
     """Folders of a random encoder-decoder target and a smaller random draft with one tokenizer."""
-    root = tmp_path_factory.mktemp("text2text_checkpoints")
-    target, draft = root / "target", root / "draft"
-    write_t5(target, num_layers=2, hidden_size=32, seed=1)
-    write_t5(draft, num_layers=1, hidden_size=16, seed=2)
-    return target, draft
+
+    def write(root: Path) -> None:
+        write_t5(root / "target", num_layers=2, hidden_size=32, seed=1)
+        write_t5(root / "draft", num_layers=1, hidden_size=16, seed=2)
+
+    root = made_once("text2text-checkpoints", write)
+    return root / "target", root / "draft"
 
 
 @pytest.fixture(scope="session")
 def tiny_text2text_bundle(
-    tiny_text2text_checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+    tiny_text2text_checkpoints: tuple[Path, Path], made_once: MakeOnce
 ) -> Path:
     """Folder of the bundle exported from ``tiny_text2text_checkpoints``, float32, sources of 96 tokens."""
     from outrider.export.pipeline import ExportOptions, export_bundle
 
-    target, draft = tiny_text2text_checkpoints
-    out = tmp_path_factory.mktemp("bundles") / "text2text"
-    export_bundle(
-        target=target,
-        draft=draft,
-        out=out,
-        options=ExportOptions(
+    def export(root: Path) -> None:
+        target, draft = tiny_text2text_checkpoints
+        options = ExportOptions(
             max_context=128, max_source=96, max_batch=8, max_gamma=4, max_tree_nodes=16
-        ),
-        progress=lambda stage: None,
-    )
-    return out
+        )
+        export_bundle(
+            target=target,
+            draft=draft,
+            out=root / "text2text",
+            options=options,
+            progress=lambda stage: None,
+        )
+
+    return made_once("text2text-bundle", export) / "text2text"
 
 
 @pytest.fixture

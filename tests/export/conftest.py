@@ -14,6 +14,7 @@ from outrider.export.graph.trees import derive_tree_graphs
 from outrider.export.model_config import ModelConfig, read_model_config
 from transformers import PreTrainedModel
 
+from tests.conftest import MakeOnce
 from tests.export.text2text_models import random_text2text
 
 NUM_POSITIONS = 200
@@ -28,25 +29,29 @@ class Exported:
     path: Path
 
 
-def exported(family: str, folder: Path) -> Exported:
-    """Export a random model that knows sources of 200 tokens; K of its products is a multiple of 32."""
+@pytest.fixture(scope="session", params=["t5", "bart"])
+def text2text(request: pytest.FixtureRequest, made_once: MakeOnce) -> Exported:
+    """A random model of a family, which knows sources of 200 tokens; K of its products is a multiple of 32.
+
+    One family biases attention by distance, the other embeds positions.
+    """
+    family = str(request.param)
     is_t5 = family == "t5"
     sizes = {"d_kv": 16, "num_heads": 4} if is_t5 else {"max_position_embeddings": NUM_POSITIONS}
     model = random_text2text(family, **sizes)
-    path = folder / MODEL_FILE
-    export_model(model, path, num_positions=NUM_POSITIONS, num_source_positions=NUM_POSITIONS)
-    assert derive_grouped_graph(path)
-    derive_tree_graphs(path)
+
+    def export(folder: Path) -> None:
+        path = folder / MODEL_FILE
+        export_model(model, path, num_positions=NUM_POSITIONS, num_source_positions=NUM_POSITIONS)
+        assert derive_grouped_graph(path)
+        derive_tree_graphs(path)
+
+    # Every file of tests goes through both families, and pytest keeps one.
+    path = made_once(f"text2text-{family}", export) / MODEL_FILE
     model_config = read_model_config(model.config)
     assert model_config.source is not None
     source = replace(model_config.source, max_source=NUM_POSITIONS)
     return Exported(model, replace(model_config, max_position=NUM_POSITIONS, source=source), path)
-
-
-@pytest.fixture(scope="session", params=["t5", "bart"])
-def text2text(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """A model of a family: one biases attention by distance, the other embeds positions."""
-    return exported(str(request.param), tmp_path_factory.mktemp(str(request.param)))
 
 
 @pytest.fixture

@@ -21,21 +21,23 @@ def test_a_bundle_in_float32_without_graphs_of_accelerators_gains_nothing(old: M
     assert gains_of_export(old) == ()
 
 
-@pytest.mark.parametrize(("version", "count"), [(None, 2), ("0.2.9", 2), ("0.3.0", 0), ("1.0", 0)])
+@pytest.mark.parametrize(("version", "count"), [(None, 4), ("0.2.9", 4), ("0.3.0", 0), ("1.0", 0)])
 def test_what_the_export_of_an_older_release_lacks_is_said(
     old: Manifest, version: str | None, count: int
 ) -> None:
     versions = {} if version is None else {SERVER: version}
-    file = "target/device.onnx"
+    files = {f"target/{name}": object() for name in ("device.onnx", "grouped.onnx")}
     made = replace(
         old,
         target=replace(ENTRY, device_precision="float16"),
         draft=replace(ENTRY, path="draft", weights="int4"),
-        files={file: object()},  # type: ignore[dict-item]
+        files=files,  # type: ignore[arg-type]
         versions=versions,
     )
     gains = gains_of_export(made)
     assert len(gains) == count and all(gain.isprintable() for gain in gains)
     assert len(gains_of_export(replace(made, files={}))) == min(count, 1)
     # In float32 a layer takes 23 launches instead of 24.
-    assert len(gains_of_export(replace(made, target=ENTRY))) == min(count, 1)
+    assert len(gains_of_export(replace(made, target=ENTRY))) == max(count - 1, 0)
+    # Float32 has no blocks.
+    assert len(gains_of_export(replace(made, draft=None))) == max(count - 2, 0)
