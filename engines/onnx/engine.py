@@ -53,7 +53,7 @@ from outrider.engines.onnx.calls import Call, OnnxCalls, PaddedCall
 from outrider.engines.onnx.packed_inputs import PackedGraph, PackedShape
 from outrider.engines.onnx.rings import SlotRings
 from outrider.engines.onnx.session import LIBRARY_ERRORS, check_graph, open_session
-from outrider.engines.onnx.short_texts import ShortTexts
+from outrider.engines.onnx.short_texts import LEAST_WIDE, ShortTexts
 from outrider.engines.onnx.sources import OnnxSources
 from outrider.engines.onnx.states import SlotStates
 from outrider.engines.onnx.trees import TreeGraphs
@@ -74,10 +74,10 @@ from outrider.engines.spans import (
 )
 
 _FLOAT_BYTES = 4
-# Spans of a fourth of the longest's tokens or less do not share its call, where that has so many. (Machine E, two
+# Spans of a fourth of the longest's tokens or less do not share its call, where that is wide. (Machine E, two
 # threads, three rows of a token beside 64 of a prompt, in one call and in two: SmolLM2 behind 100 tokens 197 ms and
 # 180, behind 3,000 779 and 407; a 1.5B in 4 bits behind 100 tokens 1.67 s and 1.55, behind 1,000 2.29 and 1.85.)
-_WIDE, _LEAST_WIDE = 4, 32
+_WIDE = 4
 # Logits of a call over all its rows.
 _MIN_WANTED = 2
 
@@ -420,7 +420,7 @@ class OnnxEngine:
             [B, R, V] float32, R at least ``most_wanted``.
         """
         longest = max(len(span.tokens) for span in spans)
-        if longest < _LEAST_WIDE:
+        if longest < LEAST_WIDE:
             return self._run(spans, most_wanted, is_tree=False)
         is_wide = [_WIDE * len(span.tokens) > longest for span in spans]
         if all(is_wide):

@@ -17,10 +17,8 @@ from outrider.engines.onnx.packed_inputs import PackedShape
 
 # Columns of all slots for one that is needed, from which a text is copied. It bounds the memory, too: half a slot.
 _FAR_SHORTER = 2
-
-
-# Tokens of a call, from which a text is copied for it.
-_LEAST_TOKENS = 32
+# Tokens of a call from which it is wide: a text is copied for it, and spans of few tokens are left out of it.
+LEAST_WIDE = 32
 
 
 class ShortTexts:
@@ -37,7 +35,7 @@ class ShortTexts:
 
     def takes(self, spans: Sequence[Span], num_tokens: int) -> bool:
         """Return whether a call over spans, padded to so many tokens, is a wide one of a short text alone."""
-        if len(spans) > 1 or num_tokens < _LEAST_TOKENS:
+        if len(spans) > 1 or num_tokens < LEAST_WIDE:
             return False
         needed = self._own.capacity_for(spans[0].start + num_tokens)
         return _FAR_SHORTER * needed <= self._cache.capacity
